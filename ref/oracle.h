@@ -1,0 +1,52 @@
+/* oracle.h: what a kernel of the declared arithmetic may differ by. Derivation: ref/TOLERANCE.md.
+ *
+ *   bound    for each element of O, LSE, dQ, dK, dV, dSink: no kernel of that arithmetic can be further from the truth
+ *            (plus the oracle's own error at 2^-53).
+ *   twin     fp64 arithmetic with the declared rounding points: what such a kernel should print, before the output's
+ *            own rounding; sigma2: the variance of (got - twin) that is left to explain (output rounding included).
+ *            Forward over the declared key tiles (has_twin false for O where the key tile is undeclared), backward
+ *            conditioned on the kernel's own O and LSE, so that a forward fault is not reported again in dQ.
+ *
+ * All arrays are packed and contiguous, shaped like dkv_outputs. */
+#ifndef DKV_ORACLE_H
+#define DKV_ORACLE_H
+
+#include "reference.h"
+#include "tensors.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dkv_oracle {
+    dkv_outputs truth, bound, twin, sigma2;
+    bool has_twin[DKV_N_OUTPUTS];
+} dkv_oracle;
+
+int dkv_allocOracle(const dkv_layout *l, dkv_oracle *o, dkv_err *err);
+void dkv_freeOracle(dkv_oracle *o);
+
+/* Truth (dkv_refBlocked) and bound: needs no kernel outputs. */
+int dkv_oracleBound(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
+                    const dkv_ref_options *opt, dkv_oracle *out, dkv_err *err);
+/* Twin and sigma2, given what the kernel left in O [tq,hq,dv] and LSE [hq,tq] (as doubles; may be NULL where
+ * grad=off). Call after dkv_oracleBound on the same oracle. */
+int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
+                   const dkv_ref_options *opt, const double *kernel_o, const double *kernel_lse, dkv_oracle *out,
+                   dkv_err *err);
+
+/* Named arithmetic profiles, tightest first, for kernels that declare nothing: fills *a for this problem.
+ * Index past the end: returns NULL. */
+const char *dkv_arithmeticProfile(int i, const dkv_problem *p, dualkv_arithmetic *a, const char **words);
+/* One line in words: "fp32 accumulation (to nearest, 1 product a step), P and dS rounded to bf16, key tile 64". */
+void dkv_describeArithmetic(const dualkv_arithmetic *a, char *out, size_t n);
+/* DKV_OK or DKV_EUSER: are the declared values in range (formats known, roundoffs in (0, 2^-7], ...)? */
+int dkv_checkArithmetic(const dualkv_arithmetic *a, dkv_err *err);
+
+/* Largest depth of a chain of n products under `a`: rounding steps, folds included; the gamma's argument. */
+double dkv_chainError(const dualkv_arithmetic *a, double n_products);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,47 @@
+/* reference.h: three references for the truth, forward and backward (dLSE, dSink included).
+ *
+ *   naive    fp64, on replicated sequences, straight from the definition; shares nothing with kernels: walks the
+ *            problem tree by parent pointers and asks dkv_maskSees for each pair.
+ *   quad     the same in __float128, for small cases: certifies the other two.
+ *   blocked  fp64, packed, on OpenBLAS; memory O(tokens + tile); deterministic whatever the number of threads.
+ *
+ * Outputs are packed (dkv_outputs, allocated by the caller). Rows without keys: O = 0, LSE = -inf (or the sink logit),
+ * gradients 0. Non-finite inputs propagate as the formulas say (a masked key contributes nothing, not 0*NaN). */
+#ifndef DKV_REFERENCE_H
+#define DKV_REFERENCE_H
+
+#include "tensors.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Deliberate mistakes in the blocked reference, one at a time, for the suite's self-test (0: none). */
+typedef enum dkv_mutant {
+    DKV_MUTANT_NONE, DKV_MUTANT_MASK, DKV_MUTANT_SCALE, DKV_MUTANT_LSE, DKV_MUTANT_HEAD, DKV_MUTANT_DELTA,
+    DKV_MUTANT_SIBLING, DKV_MUTANT_N
+} dkv_mutant;
+
+typedef struct dkv_ref_options {
+    int threads;       /* 0: as many as cores */
+    dkv_mutant mutant;
+} dkv_ref_options;
+
+int dkv_refNaive(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, dkv_outputs *out, dkv_err *err);
+int dkv_refQuad(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, dkv_outputs *out, dkv_err *err);
+int dkv_refBlocked(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dkv_ref_options *opt,
+                   dkv_outputs *out, dkv_err *err);
+
+/* Forward and backward alone, for timing. Backward reads out->o and out->lse as forward left them. */
+int dkv_refBlockedForward(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
+                          const dkv_ref_options *opt, dkv_outputs *out, dkv_err *err);
+int dkv_refBlockedBackward(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
+                           const dkv_ref_options *opt, dkv_outputs *out, dkv_err *err);
+
+/* Bytes that dkv_refBlocked allocates beside inputs and outputs. */
+int64_t dkv_refBlockedBytes(const dkv_layout *l, const dkv_ref_options *opt);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,103 @@
+/* walk.h: which key tiles a query tile walks, and which query rows a key tile needs. Plain C for host and device:
+ * every kernel of ours (emu, cuda) takes its tile ranges from here, and the CPU enumerates them exhaustively against the
+ * reference mask (ref/test_walk.c). Shares nothing with mask.c.
+ *
+ * A row r of segment s has position s->context + r; the key at offset `off` of range g has position g->pos + off.
+ * Every range starts at the first token of some segment, so key tiles counted from a range's start are the same
+ * tiles for all descendants of that segment. */
+#ifndef DKV_WALK_H
+#define DKV_WALK_H
+
+#include "dualkv_kernel.h"
+
+#ifdef __CUDACC__
+#define DKV_HD __host__ __device__ static inline
+#else
+#define DKV_HD static inline
+#endif
+
+DKV_HD int64_t dkv_walkMin(int64_t a, int64_t b) { return a < b ? a : b; }
+DKV_HD int64_t dkv_walkMax(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Does row r of segment s see the key at offset `off` of range g? */
+DKV_HD int dkv_walkSees(const dualkv_problem *p, const dualkv_segment *s, const dualkv_range *g, int64_t r,
+                        int64_t off) {
+    int64_t i = s->context + r, j = g->pos + off;
+    switch (p->mask) {
+    case DUALKV_FULL: return 1;
+    case DUALKV_PREFIX: return s->depth == 0 || j <= i;
+    case DUALKV_WINDOW: return j <= i && (j > i - p->window || j < p->window_sinks);
+    case DUALKV_CHUNK: return j <= i && j / p->chunk == i / p->chunk;
+    case DUALKV_BLOCK:
+        return j <= i && dualkv_block_kept(p->block_seed, i / p->block, j / p->block, p->block_density);
+    default: return j <= i;
+    }
+}
+
+/* Offsets [*lo, *hi) of range g outside which rows [r0, r1) of segment s see nothing; empty: *lo >= *hi. */
+DKV_HD void dkv_walkSpan(const dualkv_problem *p, const dualkv_segment *s, const dualkv_range *g, int64_t r0,
+                         int64_t r1, int64_t *lo, int64_t *hi) {
+    int64_t first = s->context + r0, last = s->context + r1 - 1; /* positions of the rows */
+    *lo = 0;
+    *hi = g->len;
+    if (r1 <= r0) {
+        *hi = 0;
+        return;
+    }
+    if (p->mask == DUALKV_FULL || (p->mask == DUALKV_PREFIX && s->depth == 0)) return;
+    *hi = dkv_walkMin(*hi, last + 1 - g->pos);
+    if (p->mask == DUALKV_WINDOW && p->window_sinks <= g->pos)
+        *lo = dkv_walkMax(0, first - p->window + 1 - g->pos);
+    if (p->mask == DUALKV_CHUNK) *lo = dkv_walkMax(0, first / p->chunk * p->chunk - g->pos);
+}
+
+/* Rows [*lo, *hi) of segment s outside which no row sees a key at offsets [c0, c1) of range g. */
+DKV_HD void dkv_walkRows(const dualkv_problem *p, const dualkv_segment *s, const dualkv_range *g, int64_t c0,
+                         int64_t c1, int64_t *lo, int64_t *hi) {
+    int64_t first = g->pos + c0, last = g->pos + c1 - 1; /* positions of the keys */
+    *lo = 0;
+    *hi = s->q_len;
+    if (c1 <= c0) {
+        *hi = 0;
+        return;
+    }
+    if (p->mask == DUALKV_FULL || (p->mask == DUALKV_PREFIX && s->depth == 0)) return;
+    *lo = dkv_walkMax(0, first - s->context);
+    if (p->mask == DUALKV_WINDOW && first >= p->window_sinks)
+        *hi = dkv_walkMin(*hi, last + p->window - s->context);
+    if (p->mask == DUALKV_CHUNK) *hi = dkv_walkMin(*hi, (last / p->chunk + 1) * p->chunk - s->context);
+}
+
+#define DKV_WALK_BLOCKS 64 /* block pairs looked at before a tile of a block mask is called mixed */
+
+/* Rows [r0, r1) against offsets [c0, c1) of range g, both not empty: 0 no pair visible, 1 every pair visible, 2 look at
+ * each element. May say 2 for 0 or 1, never the reverse. */
+DKV_HD int dkv_walkTile(const dualkv_problem *p, const dualkv_segment *s, const dualkv_range *g, int64_t r0,
+                        int64_t r1, int64_t c0, int64_t c1) {
+    int64_t i0 = s->context + r0, i1 = s->context + r1 - 1, j0 = g->pos + c0, j1 = g->pos + c1 - 1;
+    if (p->mask == DUALKV_FULL || (p->mask == DUALKV_PREFIX && s->depth == 0)) return 1;
+    if (j0 > i1) return 0;
+    int causal = j1 <= i0; /* every pair is on or below the diagonal */
+    if (p->mask == DUALKV_WINDOW) {
+        if (j1 <= i0 - p->window && j0 >= p->window_sinks) return 0;
+        return causal && (j0 > i1 - p->window || j1 < p->window_sinks) ? 1 : 2;
+    }
+    if (p->mask == DUALKV_CHUNK) {
+        if (j1 / p->chunk < i0 / p->chunk) return 0;
+        return causal && j0 / p->chunk == i1 / p->chunk ? 1 : 2;
+    }
+    if (p->mask == DUALKV_BLOCK) {
+        int64_t q0 = i0 / p->block, q1 = i1 / p->block, k0 = j0 / p->block, k1 = j1 / p->block;
+        int any = 0, all = 1;
+        if (q1 - q0 >= DKV_WALK_BLOCKS || (q1 - q0 + 1) * (k1 - k0 + 1) > DKV_WALK_BLOCKS) return 2;
+        for (int64_t q = q0; q <= q1; q++)
+            for (int64_t k = k0; k <= k1; k++) {
+                int kept = dualkv_block_kept(p->block_seed, q, k, p->block_density);
+                any |= kept;
+                all &= kept;
+            }
+        return !any ? 0 : causal && all ? 1 : 2;
+    }
+    return causal ? 1 : 2;
+}
+#endif
