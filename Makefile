@@ -23,7 +23,7 @@ TESTS := $(patsubst %.c,%,$(wildcard $(addsuffix /test_*.c,$(ROOMS))))
 HDRS  := $(wildcard $(addsuffix /*.h,$(ROOMS) cuda))
 
 .DEFAULT_GOAL := help
-.PHONY: help all test test-unit test-one verify test-long bench deps install bundle clean headers FORCE
+.PHONY: help all test test-unit test-one verify bench deps install bundle cuda clean FORCE
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -64,6 +64,58 @@ deps: ## install the packages that are needed (Debian, Ubuntu)
 	  echo "installing $(DEPS)"; S=; [ "$$(id -u)" = 0 ] || S=sudo; \
 	  $$S apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$S apt-get install -y -qq --no-install-recommends $(DEPS) >/dev/null \
 	  || { echo "cannot install; please install: $(DEPS)" >&2; exit 1; }; fi
+
+# The tests of one build, each its own program; prints "N passed, N failed".
+RUN_TESTS = pass=0; fail=0; for t in $(TESTS); do \
+    if DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/$$t > $(B)/test/$$t.log 2>&1; then pass=$$((pass + 1)); \
+      echo "ok    $$t  $$(grep -ao '[0-9]* test(s)\.' $(B)/test/$$t.log | head -1)"; \
+    else fail=$$((fail + 1)); echo "FAIL  $$t"; tail -40 $(B)/test/$$t.log; fi; done; \
+    echo "$$pass passed, $$fail failed"; [ $$fail = 0 ] && [ $$pass -gt 0 ]
+
+test-unit: $(TESTS:%=$(B)/test/%) $(B)/dualkv $(TESTKERNELS) ## unit tests of one build (SAN=1: under ASan and UBSan)
+	@$(RUN_TESTS)
+
+test: ## everything CI runs: unit tests, the same under sanitizers, self-test, CUDA build
+	$(MAKE) all test-unit
+	$(MAKE) B=$(B)/san SAN=1 test-unit
+	$(B)/dualkv selftest
+	$(MAKE) cuda
+
+verify: all ## judge the emulated kernel on suite ci and on recorded activations: records and report.md
+	@mkdir -p $(B)/verify
+	DUALKV_DATA=data $(B)/dualkv check ci recorded --kernel emu --json $(B)/verify/records.jsonl; s=$$?; \
+	$(B)/dualkv report --markdown $(B)/verify/report.md $(B)/verify/records.jsonl && exit $$s
+
+bench: all ## speed of the fp64 reference against dgemm on this machine
+	DUALKV_DATA=data $(B)/dualkv bench --kernel ref 'shape=2048+8x256 heads=8:2 dim=128'
+
+install: all ## install under PREFIX (DESTDIR honoured)
+	install -Dm755 $(B)/dualkv $(DESTDIR)$(PREFIX)/bin/dualkv
+	install -Dm755 $(B)/libdualkv.so $(DESTDIR)$(PREFIX)/lib/libdualkv.so
+	install -Dm644 ref/dualkv_kernel.h $(DESTDIR)$(PREFIX)/include/dualkv_kernel.h
+	cd data && find suites recorded -type f -name '*.[ts][xa]*' \
+	  -exec install -Dm644 '{}' '$(DESTDIR)$(PREFIX)/share/dualkv/{}' \;
+
+# CUDA: compiles and links without a GPU; says so where nvcc is missing.
+CUDA_SRC := $(wildcard cuda/*.cu)
+cuda: ## the CUDA plugin libdualkv_cuda.so (needs nvcc)
+ifeq ($(CUDA_SRC),)
+	@echo "no CUDA kernels in this tree"
+else ifeq ($(NVCC),)
+	@echo "nvcc not found: CUDA kernels are not built (everything else is)"
+else
+	$(MAKE) $(B)/libdualkv_cuda.so
+endif
+
+# A folder that runs on a bare machine: program, plugin, data, and the libraries they need beside them.
+bundle: all cuda ## build/bundle: runs on a machine without the packages
+	rm -rf $(B)/bundle && mkdir -p $(B)/bundle/lib
+	cp $(B)/dualkv $(wildcard $(B)/libdualkv_cuda.so) $(B)/bundle/
+	cp -r data/suites data/recorded $(B)/bundle/
+	for l in $$(ldd $(B)/dualkv | awk '/openblas|cjson|quadmath|gfortran/ {print $$3}'); do cp -L $$l $(B)/bundle/lib/; done
+	$(CC) $(LDFLAGS) -rdynamic $(B)/obj/verify/main.o $(B)/libdualkv.a $(LDLIBS) -Wl,-rpath,'$$ORIGIN/lib' \
+	  -Wl,--disable-new-dtags -o $(B)/bundle/dualkv
+	du -sh $(B)/bundle
 
 clean: ## remove what was built
 	rm -rf $(B)
