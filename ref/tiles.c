@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "mask.h"
+#include "vexp.h"
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -210,11 +211,10 @@ void dkv_tileSees(const dkv_head *h, const dkv_block *b, const dkv_tile *t, uint
 }
 
 static void capRow(double cap, int64_t n, double *s, double *cap_t) {
-    for (int64_t i = 0; i < n; i++) {
-        double x = tanh(s[i] / cap);
-        s[i] = cap * x;
-        if (cap_t) cap_t[i] = x;
-    }
+    double *x = cap_t ? cap_t : s;
+    for (int64_t i = 0; i < n; i++) x[i] = s[i] / cap;
+    dkv_vtanh(x, x, (size_t)n);
+    for (int64_t i = 0; i < n; i++) s[i] = cap * x[i];
 }
 
 static void alibiRow(double slope, double distance, int64_t n, double *s) {
