@@ -36,7 +36,9 @@ void dkv_freeLayout(dkv_layout *l);
 /* Usual geometric ALiBi slopes: 2^(-8(h+1)/n) for a power of two n, interleaved with those of 2n elsewhere. */
 void dkv_fillSlopes(int32_t hq, float *slopes);
 
-/* Pairs (query row, key) that the mask lets through, summed over segments (not heads). O(rows). */
+/* Pairs (query row, key) that the mask lets through, summed over segments (not heads). O(segments); a block mask
+ * is counted block by block up to 2^28 block pairs a segment, and above that its expected count is returned.
+ * INT64_MAX stands for more. */
 int64_t dkv_countPairs(const dkv_problem *p);
 /* Useful FLOPs as kernels.md counts them: forward 2 (Dqk + Dv) pairs Hq; backward (6 Dqk + 4 Dv) pairs Hq. */
 double dkv_forwardFlops(const dkv_problem *p);

@@ -26,6 +26,9 @@ extern "C" {
 #define DKV_LINE_MAX 4096       /* longest problem line, bytes */
 #define DKV_SEGMENTS_MAX 1048576 /* most segments of a problem */
 #define DKV_DEPTH_MAX 16
+#define DKV_HEADS_MAX 4096
+#define DKV_DIM_MAX 256
+#define DKV_TOKENS_MAX ((int64_t)1 << 40) /* tokens of a problem */
 
 /* Segments in depth-first order. */
 typedef struct dkv_node {
