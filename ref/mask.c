@@ -84,7 +84,8 @@ static int refuseBidir(const dkv_problem *p, dkv_err *err) {
                                 nameNode(p, a, an, sizeof an), p->nodes[a].group, (long long)node->context,
                                 nameNode(p, n, nn, sizeof nn));
     }
-    return dkv_fail(err, DKV_EREFUSED, "mask=bidir: no shared row here would see a descendant; say mask=full");
+    return dkv_fail(err, DKV_EREFUSED,
+                    "mask=bidir: no shared row here would see a descendant; say mask=full");
 }
 
 int dkv_maskAdmissible(const dkv_problem *p, dkv_err *err) {
@@ -101,10 +102,12 @@ int dkv_maskAdmissible(const dkv_problem *p, dkv_err *err) {
             int64_t seen = node->context - anc->context; /* tokens of a that n sees */
             if (hasQueries(anc) && seen > 0 && seen < anc->len)
                 return dkv_fail(err, DKV_EREFUSED,
-                                "mask=%s: row 0 of %s (group %d) sees key %lld, which its copy before %s would not: @%lld "
+                                "mask=%s: row 0 of %s (group %d) sees key %lld, which its copy before %s "
+                                "would not: @%lld "
                                 "cuts through its segment",
-                                p->mask == DUALKV_FULL ? "full" : "prefix", nameNode(p, a, an, sizeof an), anc->group,
-                                (long long)node->context, nameNode(p, n, nn, sizeof nn), (long long)node->context);
+                                p->mask == DUALKV_FULL ? "full" : "prefix", nameNode(p, a, an, sizeof an),
+                                anc->group, (long long)node->context, nameNode(p, n, nn, sizeof nn),
+                                (long long)node->context);
         }
     }
     return DKV_OK;

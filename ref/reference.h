@@ -32,6 +32,15 @@ int dkv_refQuad(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
 int dkv_refBlocked(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dkv_ref_options *opt,
                    dkv_outputs *out, dkv_err *err);
 
+/* What an fp64 evaluation of the definition may differ by from the truth, element by element (derivation: ref_gauge.c).
+ * Errors of the elementary functions are relative; rescales: how often an online softmax rescales a row (0: never).
+ * e NULL: the C library's functions, no rescaling. `bound` is allocated by the caller. */
+typedef struct dkv_gauge_errors {
+    double exp_error, log_error, tanh_error, rescales;
+} dkv_gauge_errors;
+int dkv_refGauge(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dkv_gauge_errors *e,
+                 dkv_outputs *bound, dkv_err *err);
+
 /* Forward and backward alone, for timing. Backward reads out->o and out->lse as forward left them. */
 int dkv_refBlockedForward(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
                           const dkv_ref_options *opt, dkv_outputs *out, dkv_err *err);

@@ -41,8 +41,8 @@ const char *dkv_tensorName(dkv_tensor_id id) {
 }
 
 /* Zeroed arrays of n[i] * size[i] bytes into *to[i]; all or none. want[i] 0: *to[i] = NULL. */
-static int allocAll(int count, const int64_t *n, const size_t *size, const bool *want, void **to[], const char *what,
-                    dkv_err *err) {
+static int allocAll(int count, const int64_t *n, const size_t *size, const bool *want, void **to[],
+                    const char *what, dkv_err *err) {
     const double gib = 1024.0 * 1024 * 1024;
     const double have = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     double need = 0;
@@ -51,7 +51,8 @@ static int allocAll(int count, const int64_t *n, const size_t *size, const bool 
         if (want[i]) need += (double)n[i] * (double)size[i];
     }
     if (need > have)
-        return dkv_fail(err, DKV_EUSER, "%s need %.1f GiB, this machine has %.1f GiB", what, need / gib, have / gib);
+        return dkv_fail(err, DKV_EUSER, "%s need %.1f GiB, this machine has %.1f GiB", what, need / gib,
+                        have / gib);
     for (int i = 0; i < count; i++) {
         if (!want[i]) continue;
         *to[i] = calloc(n[i] > 0 ? (size_t)n[i] : 1, size[i]);
@@ -100,8 +101,9 @@ int dkv_allocInputs(const dkv_layout *l, dkv_inputs *in, dkv_err *err) {
     const size_t e = dkv_dtypeSize((dualkv_dtype)v->dtype);
     const size_t size[6] = {e, e, e, e, sizeof(float), sizeof(float)};
     const bool want[6] = {true, true, true, v->grad, v->grad && v->dlse, v->sink};
-    const int64_t n[6] = {times3(v->tq, v->hq, v->dqk), times3(v->tk, v->hkv, v->dqk), times3(v->tk, v->hkv, v->dv),
-                          times3(v->tq, v->hq, v->dv), times3(v->hq, v->tq, 1), v->hq};
+    const int64_t n[6] = {times3(v->tq, v->hq, v->dqk), times3(v->tk, v->hkv, v->dqk),
+                          times3(v->tk, v->hkv, v->dv), times3(v->tq, v->hq, v->dv),
+                          times3(v->hq, v->tq, 1),      v->hq};
     void *p[6], **to[6];
     for (int i = 0; i < 6; i++) to[i] = &p[i];
     memset(in, 0, sizeof *in);
@@ -127,7 +129,8 @@ void dkv_freeInputs(dkv_inputs *in) {
 }
 
 /* Row t of `out` is row source[t] of `in` (own NULL), or stays zero where own[t] is 0. */
-static void copyRows(int64_t rows, const int64_t *source, const uint8_t *own, size_t bytes, const void *in, void *out) {
+static void copyRows(int64_t rows, const int64_t *source, const uint8_t *own, size_t bytes, const void *in,
+                     void *out) {
     for (int64_t t = 0; t < rows; t++)
         if (!own || own[t])
             memcpy((char *)out + (size_t)t * bytes, (const char *)in + (size_t)source[t] * bytes, bytes);
@@ -169,7 +172,8 @@ int dkv_packOutputs(const dkv_layout *packed, const dkv_layout *rep, const int64
     for (int i = 0; i < DKV_N_OUTPUTS; i++) {
         double *a = dkv_outputAt(in, (dkv_tensor_id)i), *b = dkv_outputAt(out, (dkv_tensor_id)i);
         if (n[i] && b && !a)
-            return dkv_fail(err, DKV_EHARNESS, "replicated outputs have no %s", dkv_tensorName((dkv_tensor_id)i));
+            return dkv_fail(err, DKV_EHARNESS, "replicated outputs have no %s",
+                            dkv_tensorName((dkv_tensor_id)i));
         if (b) memset(b, 0, (size_t)n[i] * sizeof *b);
     }
     for (int64_t t = 0; t < w->tq; t++) {

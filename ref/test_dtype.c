@@ -41,8 +41,10 @@ static unsigned slowEncode(double a, dualkv_dtype t) {
     if (a >= slowDecode(hi, t)) return hi;
     while (hi - lo > 1) {
         unsigned mid = (lo + hi) / 2;
-        if (slowDecode(mid, t) <= a) lo = mid;
-        else hi = mid;
+        if (slowDecode(mid, t) <= a)
+            lo = mid;
+        else
+            hi = mid;
     }
     __float128 below = (__float128)a - slowDecode(lo, t), above = (__float128)slowDecode(hi, t) - a;
     if (below == above) return lo & 1 ? hi : lo;
@@ -89,7 +91,8 @@ static void midpoints_and_neighbours(void **state) {
     (void)state;
     for (int t = DUALKV_BF16; t <= DUALKV_FP16; t++)
         for (unsigned h = 0; h < infinityBits((dualkv_dtype)t); h++) {
-            double lo = slowDecode(h, (dualkv_dtype)t), hi = slowDecode(h + 1, (dualkv_dtype)t), mid = (lo + hi) / 2;
+            double lo = slowDecode(h, (dualkv_dtype)t), hi = slowDecode(h + 1, (dualkv_dtype)t),
+                   mid = (lo + hi) / 2;
             const double x[] = {lo, mid, nextafter(mid, 0), nextafter(mid, INFINITY), nextafter(hi, 0), -mid};
             for (size_t i = 0; i < sizeof x / sizeof *x; i++) checkOne(x[i], (dualkv_dtype)t);
         }
@@ -99,7 +102,8 @@ static void random_doubles(void **state) {
     (void)state;
     for (int i = 0; i < 300000; i++) {
         uint64_t u = randomBits();
-        double any = fromBits(u), near = ldexp((double)(u >> 11) * 0x1p-53 + 0.5, (int)(randomBits() % 300) - 155);
+        double any = fromBits(u),
+               near = ldexp((double)(u >> 11) * 0x1p-53 + 0.5, (int)(randomBits() % 300) - 155);
         if (any == any && !isinf(any)) {
             checkOne(any, DUALKV_BF16);
             checkOne(any, DUALKV_FP16);
@@ -145,7 +149,8 @@ static void specials(void **state) {
         assert_true(dkv_ulp(inf, t) == dkv_ulp(max, t));
     }
     double exact = 1 + 0x1p-52;
-    assert_true(dkv_roundTo(exact, DUALKV_EXACT) == exact && dkv_roundTo(DBL_TRUE_MIN, DUALKV_EXACT) == DBL_TRUE_MIN);
+    assert_true(dkv_roundTo(exact, DUALKV_EXACT) == exact &&
+                dkv_roundTo(DBL_TRUE_MIN, DUALKV_EXACT) == DBL_TRUE_MIN);
     assert_true(dkv_ulp(1, DUALKV_EXACT) == 0x1p-52 && dkv_ulp(0, DUALKV_EXACT) == DBL_TRUE_MIN);
     assert_true(dkv_unitRoundoff(DUALKV_BF16) == 0x1p-8 && dkv_unitRoundoff(DUALKV_FP16) == 0x1p-11);
     assert_true(dkv_unitRoundoff(DUALKV_FP32) == 0x1p-24 && dkv_unitRoundoff(DUALKV_EXACT) == 0);
@@ -176,9 +181,12 @@ static void arrays(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_patterns_round_trip), cmocka_unit_test(midpoints_and_neighbours),
-        cmocka_unit_test(random_doubles),          cmocka_unit_test(one_rounding),
-        cmocka_unit_test(specials),                cmocka_unit_test(arrays),
+        cmocka_unit_test(all_patterns_round_trip),
+        cmocka_unit_test(midpoints_and_neighbours),
+        cmocka_unit_test(random_doubles),
+        cmocka_unit_test(one_rounding),
+        cmocka_unit_test(specials),
+        cmocka_unit_test(arrays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
