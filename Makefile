@@ -96,7 +96,7 @@ install: all ## install under PREFIX (DESTDIR honoured)
 	install -Dm755 $(B)/dualkv $(DESTDIR)$(PREFIX)/bin/dualkv
 	install -Dm755 $(B)/libdualkv.so $(DESTDIR)$(PREFIX)/lib/libdualkv.so
 	install -Dm644 ref/dualkv_kernel.h $(DESTDIR)$(PREFIX)/include/dualkv_kernel.h
-	cd data && find suites recorded -type f -name '*.[ts][xa]*' \
+	cd data && find suites recorded -type f \
 	  -exec install -Dm644 '{}' '$(DESTDIR)$(PREFIX)/share/dualkv/{}' \;
 
 # CUDA: compiles and links without a GPU; says so where nvcc is missing.
