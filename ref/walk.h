@@ -100,4 +100,30 @@ DKV_HD int dkv_walkTile(const dualkv_problem *p, const dualkv_segment *s, const 
     }
     return causal ? 1 : 2;
 }
+
+/* Bits of the first n of 64, n clamped to 0..64. */
+DKV_HD uint64_t dkv_walkOnes(int64_t n) { return n <= 0 ? 0 : n >= 64 ? ~0ull : (1ull << n) - 1; }
+
+/* Row r of segment s against the 64 offsets from c0 of range g: bit b is set where the key at c0 + b is in the range
+ * and visible. The element masks of a tile, a row at a time. */
+DKV_HD uint64_t dkv_walkBits(const dualkv_problem *p, const dualkv_segment *s, const dualkv_range *g, int64_t r,
+                             int64_t c0) {
+    int64_t i = s->context + r, j0 = g->pos + c0, n = g->len - c0;
+    if (p->mask == DUALKV_FULL || (p->mask == DUALKV_PREFIX && s->depth == 0)) return dkv_walkOnes(n);
+    n = dkv_walkMin(n, i - j0 + 1);
+    uint64_t bits = dkv_walkOnes(n);
+    if (p->mask == DUALKV_WINDOW)
+        bits &= ~dkv_walkOnes(i - p->window + 1 - j0) | dkv_walkOnes(p->window_sinks - j0);
+    if (p->mask == DUALKV_CHUNK) bits &= ~dkv_walkOnes(i / p->chunk * p->chunk - j0);
+    if (p->mask == DUALKV_BLOCK) {
+        int64_t end, last = dkv_walkMin(n, 64);
+        for (int64_t off = 0; off < last; off = end) {
+            int64_t kb = (j0 + off) / p->block;
+            end = dkv_walkMin(last, (kb + 1) * p->block - j0);
+            if (!dualkv_block_kept(p->block_seed, i / p->block, kb, p->block_density))
+                bits &= ~(dkv_walkOnes(end) & ~dkv_walkOnes(off));
+        }
+    }
+    return bits;
+}
 #endif

@@ -1,0 +1,105 @@
+/* args.cuh: what every kernel launch carries, and how blocks find their work without any table built beforehand.
+ *
+ * Block number -> (segment, tile): segment s owns the virtual tiles from start(s)/B + s on, where start is its first packed
+ * row. That is monotone in s and leaves every segment at least ceil(len/B) tiles, so a binary search over the
+ * segments finds the owner; at most one or two tiles a segment are empty and return at once. */
+#ifndef DKV_ARGS_CUH
+#define DKV_ARGS_CUH
+
+#include "../ref/walk.h"
+
+#define DKV_LOG2E 1.4426950408889634f
+#define DKV_LN2 0.6931471805599453f
+
+typedef struct dkv_args {
+    dualkv_problem p; /* scalars; arrays point to device memory */
+    const void *q, *k, *v, *o, *d_o;
+    void *o_out, *dq, *dk, *dv;
+    float *lse;
+    const float *d_lse, *sink, *slopes;
+    float *dsink;
+    int64_t q_row, q_head, k_row, k_head, v_row, v_head, o_row, o_head, do_row, do_head;
+    int64_t dq_row, dq_head, dk_row, dk_head, dv_row, dv_head, lse_head, lse_row, dlse_head, dlse_row;
+    int vec; /* all pointers, strides and head dims allow 16-byte accesses */
+    /* workspace of backward, fp32 */
+    float *delta;         /* [hq, tq] */
+    float *dq_acc;        /* [tq, hq, dqk] */
+    float *dk_acc, *dv_acc; /* [splits, tk, hkv, dqk], [splits, tk, hkv, dv] */
+    int splits;
+} dkv_args;
+
+static __device__ __forceinline__ int64_t dkv_virtualTile(const dkv_args &a, int s, int tile_rows, int keys) {
+    return (keys ? a.p.segments[s].k_start : a.p.segments[s].q_start) / tile_rows + s;
+}
+
+/* The segment that owns virtual tile `id`; *tile: its number inside the segment. */
+static __device__ __forceinline__ int dkv_findSegment(const dkv_args &a, int64_t id, int tile_rows, int keys,
+                                                      int64_t *tile) {
+    int lo = 0, hi = a.p.n_segments - 1;
+    while (lo < hi) {
+        int mid = (lo + hi + 1) >> 1;
+        if (dkv_virtualTile(a, mid, tile_rows, keys) <= id)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    *tile = id - dkv_virtualTile(a, lo, tile_rows, keys);
+    return lo;
+}
+
+static inline int64_t dkv_virtualTiles(const dualkv_problem *p, int tile_rows, int keys) {
+    return (keys ? p->tk : p->tq) / tile_rows + p->n_segments;
+}
+
+/* Score in base 2 of a raw product: scale, softcap, ALiBi. *chain: derivative of the natural score by scale*q.k. */
+static __device__ __forceinline__ float dkv_score2(const dkv_args &a, float raw, float slope2, int64_t distance,
+                                                   float *chain) {
+    float s = raw * a.p.scale;
+    *chain = 1.f;
+    if (a.p.softcap > 0.f) {
+        float t = tanhf(s / a.p.softcap);
+        s = a.p.softcap * t;
+        *chain = 1.f - t * t;
+    }
+    return s * DKV_LOG2E - slope2 * (float)(distance < 0 ? -distance : distance);
+}
+
+/* Walks the key tiles of a query tile, in order of position. Offsets fit 32 bits: the plugin refuses longer ranges. */
+typedef struct dkv_walker {
+    int g, end; /* range index, one past the last */
+    int c0, hi; /* offset of the tile in the range, end of the span */
+    int vis;    /* 1 every pair visible, 2 look at each */
+} dkv_walker;
+
+template <int BN>
+static __device__ __noinline__ dkv_walker dkv_advance(const dkv_args &a, const dualkv_segment &s, int r0, int r1,
+                                                      dkv_walker w) {
+    w.c0 += BN;
+    for (;;) {
+        while (w.c0 >= w.hi) {
+            if (++w.g >= w.end) return w;
+            int64_t lo, hi;
+            dkv_walkSpan(&a.p, &s, &a.p.ranges[w.g], r0, r1, &lo, &hi);
+            w.hi = (int)hi;
+            w.c0 = (int)lo / BN * BN;
+        }
+        const dualkv_range *r = &a.p.ranges[w.g];
+        w.vis = dkv_walkTile(&a.p, &s, r, r0, r1, w.c0, dkv_walkMin(w.c0 + BN, r->len));
+        if (w.vis) {
+            if (w.c0 + BN > r->len) w.vis = 2; /* the tile overruns its range */
+            return w;
+        }
+        w.c0 += BN;
+    }
+}
+
+template <int BN>
+static __device__ __forceinline__ dkv_walker dkv_begin(const dkv_args &a, const dualkv_segment &s, int r0, int r1) {
+    dkv_walker w = {(int)s.range_begin - 1, (int)s.range_begin + s.range_count, 0, 0, 0};
+    return dkv_advance<BN>(a, s, r0, r1, w);
+}
+
+static __device__ __noinline__ uint64_t dkv_rowBits(const dkv_args &a, const dualkv_segment &s, int g, int r, int c0) {
+    return dkv_walkBits(&a.p, &s, &a.p.ranges[g], r, c0);
+}
+#endif

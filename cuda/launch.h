@@ -1,0 +1,26 @@
+/* launch.h: the kernels' entry points, as the plugin calls them. All queue work on `stream` and return the launch's error. */
+#ifndef DKV_LAUNCH_H
+#define DKV_LAUNCH_H
+
+#include <cuda_runtime_api.h>
+
+#include "args.cuh"
+
+#define DKV_FOLD_TILES 32 /* query tiles (64 rows, 4 steps of k16 each) between folds of dK, dV into fp32 memory */
+#define DKV_KEY_TILE 64   /* forward: keys a tile, every head dim (part of the declared arithmetic) */
+
+cudaError_t dkv_cudaForward16(const dkv_args *a, cudaStream_t stream);
+cudaError_t dkv_cudaForward32(const dkv_args *a, cudaStream_t stream);
+/* delta[h][t] = dO.O - dLSE, and dq_acc cleared where `clear` is set. */
+cudaError_t dkv_cudaDelta(const dkv_args *a, int clear, cudaStream_t stream);
+/* dK, dV into dk_acc, dv_acc (one owner a key tile, folded in fixed order); dQ into dq_acc by atomics unless det. */
+cudaError_t dkv_cudaBackward16(const dkv_args *a, int det, cudaStream_t stream);
+cudaError_t dkv_cudaBackward32(const dkv_args *a, cudaStream_t stream);
+/* dQ alone, one owner a query tile (the bitwise repeatable way), into dq_acc. */
+cudaError_t dkv_cudaQueryGradient16(const dkv_args *a, cudaStream_t stream);
+/* Sums the splits in order, scales, rounds to the output type; dSink. */
+cudaError_t dkv_cudaConvert(const dkv_args *a, cudaStream_t stream);
+/* Rows of queries or keys a block of backward owns, so that the plugin can size splits. */
+int dkv_cudaKeyRows(const dualkv_problem *p);
+
+#endif
