@@ -1,0 +1,161 @@
+/* The kernel table of emu and emu-replicated: options, refusals, declared arithmetic. */
+#include "emu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "emu_impl.h"
+
+#define TILE_DEFAULT 64
+
+static int parseTile(const char *word, const char *value, int *out, char *err, size_t n) {
+    char *end;
+    long x = value[0] >= '0' && value[0] <= '9' ? strtol(value, &end, 10) : -1;
+    if (x < 1 || x > DKV_EMU_TILE_MAX || *end) {
+        snprintf(err, n, "emu: %s: a tile is 1 to %d", word, DKV_EMU_TILE_MAX);
+        return -1;
+    }
+    *out = (int)x;
+    return 0;
+}
+
+static int parseChoice(const char *word, const char *value, const char *zero, const char *one, int *out, char *err,
+                       size_t n) {
+    if (strcmp(value, zero) && strcmp(value, one)) {
+        snprintf(err, n, "emu: %s: the choices are %s and %s", word, zero, one);
+        return -1;
+    }
+    *out = !strcmp(value, one);
+    return 0;
+}
+
+static int parseOption(dkv_emu *e, const char *word, char *err, size_t n) {
+    if (!strncmp(word, "bm=", 3)) return parseTile(word, word + 3, &e->bm, err, n);
+    if (!strncmp(word, "bn=", 3)) return parseTile(word, word + 3, &e->bn, err, n);
+    if (!strncmp(word, "acc=", 4)) return parseChoice(word, word + 4, "rn", "tc", &e->tc, err, n);
+    if (!strncmp(word, "order=", 6)) return parseChoice(word, word + 6, "up", "down", &e->down, err, n);
+    snprintf(err, n, "emu: unknown option '%s' (bm=N, bn=N, acc=rn|tc, order=up|down, fault=ID)", word);
+    return -1;
+}
+
+static void emuClose(void *self) { free(self); }
+
+static void *emuOpen(const char *options, char *err, size_t n) {
+    dkv_emu *e = calloc(1, sizeof *e);
+    if (!e) {
+        snprintf(err, n, "emu: out of memory");
+        return NULL;
+    }
+    e->bm = e->bn = TILE_DEFAULT;
+    for (const char *at = options ? options : ""; *at;) {
+        size_t len = strcspn(at, ",");
+        char word[64];
+        snprintf(word, sizeof word, "%.*s", (int)(len < 63 ? len : 63), at);
+        if (parseOption(e, word, err, n)) {
+            emuClose(e);
+            return NULL;
+        }
+        at += len + (at[len] == ',');
+    }
+    if (e->tc && (e->bm % 16 || e->bn % 16)) {
+        snprintf(err, n, "emu: acc=tc: bm and bn must be multiples of 16");
+        emuClose(e);
+        return NULL;
+    }
+    return e;
+}
+
+static const char *emuRefuses(void *self, const dualkv_problem *p) {
+    dkv_emu *e = self;
+    const char *why = NULL;
+    if (p->size < sizeof *p) why = "the problem is of an older ABI";
+    else if (p->dtype != DUALKV_BF16 && p->dtype != DUALKV_FP16 && p->dtype != DUALKV_FP32) why = "unknown dtype";
+    else if (p->dqk < 1 || p->dqk > 256 || p->dv < 1 || p->dv > 256) why = "head dims are 1 to 256";
+    else if (p->hkv < 1 || p->hq < 1 || p->hq % p->hkv) why = "the KV heads must divide the query heads";
+    else if (p->mask < DUALKV_CAUSAL || p->mask >= DUALKV_BIDIR) why = "inadmissible or unknown mask";
+    else if (p->alibi && !p->alibi_slopes) why = "alibi without slopes";
+    else if (e->tc && p->dtype == DUALKV_FP32) why = "acc=tc takes 16-bit operands";
+    if (!why) return NULL;
+    snprintf(e->why, sizeof e->why, "emu: %s", why);
+    return e->why;
+}
+
+/* acc=tc, relative to the largest magnitude in a step: 16 of the 17 terms are cut by less than 2^-25, the sum by less
+ * than 2^-23 (20 * 2^-25); expected loss on sums of one sign 1.68 * 2^-24 (tolerance page, measured). */
+static void emuArithmetic(void *self, const dualkv_problem *p, dualkv_arithmetic *a) {
+    const dkv_emu *e = self;
+    int32_t low = p->dtype == DUALKV_FP32 ? DUALKV_EXACT : p->dtype;
+    a->declared = 1;
+    a->unit = 0x1p-24;
+    a->acc_unit = e->tc ? 0x1.4p-21 : 0x1p-24;
+    a->acc_truncates = e->tc;
+    a->acc_step = e->tc ? 16 : 1;
+    a->acc_gain = e->tc ? 1.68 * 0x1p-24 : 0.0;
+    a->acc_fold = 0;
+    a->in_format = a->s_format = a->partial_format = DUALKV_EXACT;
+    a->p_format = a->ds_format = low;
+    a->out_format = p->dtype;
+    a->p_normalised = 0;
+    a->delta_exact = 0;
+    a->key_tile = e->bn;
+    a->key_order = e->down;
+    a->exp_error = DKV_EMU_EXP_ERROR;
+    a->log_error = DKV_EMU_LOG_ERROR;
+    a->tanh_error = DKV_EMU_TANH_ERROR;
+    a->flushes = 0;
+}
+
+static int emuDeterministic(void *self, const dualkv_problem *p) {
+    (void)self;
+    (void)p;
+    return 1;
+}
+
+static size_t emuWorkspace(void *self, const dualkv_problem *p, int backward) {
+    (void)self;
+    return backward ? dkv_emuWorkspace(p) : 0;
+}
+
+static int checkLaunch(dkv_emu *e, const dualkv_launch *l, int backward, char *err, size_t n) {
+    const char *why = l->size < sizeof *l ? "emu: the launch is of an older ABI" : emuRefuses(e, l->problem);
+    size_t need = why ? 0 : emuWorkspace(e, l->problem, backward);
+    if (why)
+        snprintf(err, n, "%s", why);
+    else if (l->workspace_size < need || (need && !l->workspace))
+        snprintf(err, n, "emu: workspace of %zu bytes, %zu needed", l->workspace_size, need);
+    else
+        return 0;
+    return -1;
+}
+
+static int emuForward(void *self, const dualkv_launch *l, char *err, size_t n) {
+    dkv_emu *e = self;
+    if (checkLaunch(e, l, 0, err, n)) return -1;
+    e->launches++;
+    if (!dkv_emuForward(e, l)) return 0;
+    snprintf(err, n, "emu: out of memory");
+    return -1;
+}
+
+static int emuBackward(void *self, const dualkv_launch *l, char *err, size_t n) {
+    dkv_emu *e = self;
+    if (checkLaunch(e, l, 1, err, n)) return -1;
+    e->launches++;
+    if (!dkv_emuBackward(e, l)) return 0;
+    snprintf(err, n, "emu: out of memory");
+    return -1;
+}
+
+static uint64_t emuLaunches(void *self) { return ((dkv_emu *)self)->launches; }
+
+#define EMU_COMMON                                                                                                     \
+    .size = sizeof(dualkv_kernel), .abi = DUALKV_ABI, .memory = DUALKV_HOST, .alignment = 2, .open = emuOpen,          \
+    .close = emuClose, .refuses = emuRefuses, .arithmetic = emuArithmetic, .deterministic = emuDeterministic,          \
+    .workspace = emuWorkspace, .forward = emuForward, .backward = emuBackward, .launches = emuLaunches
+
+const dualkv_kernel dkv_emuKernel = {
+    EMU_COMMON, .name = "emu", .doc = "CPU emulation of the fused shared-prompt kernel, tile by tile"};
+const dualkv_kernel dkv_emuReplicatedKernel = {
+    EMU_COMMON, .name = "emu-replicated", .doc = "the same arithmetic on replicated sequences: the same-precision peer",
+    .replicated = 1};
