@@ -50,6 +50,10 @@ int dkv_refBlockedBackward(const dkv_problem *p, const dkv_layout *l, const dkv_
 /* Bytes that dkv_refBlocked allocates beside inputs and outputs. */
 int64_t dkv_refBlockedBytes(const dkv_layout *l, const dkv_ref_options *opt);
 
+/* GFLOP/s (median) of 2048^3 dgemm on this machine, now, for about so many seconds; 0 if out of memory. threads <= 0:
+ * OpenBLAS's own number. */
+double dkv_dgemmRate(int threads, double seconds);
+
 #ifdef __cplusplus
 }
 #endif
