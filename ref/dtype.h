@@ -16,9 +16,9 @@ extern "C" {
 
 static inline size_t dkv_dtypeSize(dualkv_dtype t) { return t == DUALKV_FP32 ? 4 : 2; }
 
-/* What rounding to a format needs, looked up once outside a loop. With p fraction bits and smallest normal exponent
- * emin: |x| + 2^(max(exponent of x, emin) + 52 - p) has the spacing of the format at x, so the hardware's own rounding of
- * that sum is the rounding wanted. DUALKV_EXACT: mask 0, the number added is 0. */
+/* What rounding to a format needs, looked up once outside a loop. With p fraction bits and smallest normal
+ * exponent emin: |x| + 2^(max(exponent of x, emin) + 52 - p) has the spacing of the format at x, so the
+ * hardware's own rounding of that sum is the rounding wanted. DUALKV_EXACT: mask 0, the number added is 0. */
 typedef struct dkv_rounder {
     uint64_t mask, floor, add; /* bits of the added number: (max(bits of x, floor) & mask) + add */
     double limit;              /* from here on: infinity */
@@ -45,13 +45,13 @@ double dkv_decode16(uint16_t bits, dualkv_dtype t);
 void dkv_decodeArray(const void *in, dualkv_dtype t, size_t n, double *out);
 void dkv_encodeArray(const double *in, dualkv_dtype t, size_t n, void *out);
 
-/* Unit roundoff (2^-8, 2^-11, 2^-24; 0 for DUALKV_EXACT), half the quantum at underflow (0 for DUALKV_EXACT), largest
- * finite value. */
+/* Unit roundoff (2^-8, 2^-11, 2^-24; 0 for DUALKV_EXACT), half the quantum at underflow (0 for DUALKV_EXACT),
+ * largest finite value. */
 double dkv_unitRoundoff(int32_t format);
 double dkv_underflow(int32_t format);
 double dkv_maxFinite(int32_t format);
-/* Spacing of the format's numbers at |x|: the subnormal spacing near 0, the largest spacing from the largest finite value
- * on, NaN for NaN; DUALKV_EXACT: the spacing of doubles. */
+/* Spacing of the format's numbers at |x|: the subnormal spacing near 0, the largest spacing from the largest
+ * finite value on, NaN for NaN; DUALKV_EXACT: the spacing of doubles. */
 double dkv_ulp(double x, int32_t format);
 
 #ifdef __cplusplus

@@ -2,8 +2,8 @@
 
 #include <stdio.h>
 
-/* Every key of the list, in order of position, that row r of node n may look at: its ancestors' tokens that it sees
- * and its own segment. Position of the row: context + r; position of the key: j. */
+/* Every key of the list, in order of position, that row r of node n may look at: its ancestors' tokens that
+ * it sees and its own segment. Position of the row: context + r; position of the key: j. */
 bool dkv_maskSees(const dkv_problem *p, int32_t n, int64_t r, int64_t j) {
     const dkv_node *node = &p->nodes[n];
     const int64_t i = node->context + r;
@@ -71,7 +71,8 @@ static const char *nameNode(const dkv_problem *p, int32_t n, char *out, size_t s
 
 static bool hasQueries(const dkv_node *node) { return !node->key_only && node->len > 0; }
 
-/* A row of ancestor `a` would see a token of `n`: the hidden state shared by all of a's descendants would depend on n. */
+/* A row of ancestor `a` would see a token of `n`: the hidden state shared by all of a's descendants would
+ * depend on n. */
 static int refuseBidir(const dkv_problem *p, dkv_err *err) {
     char an[64], nn[64];
     for (int32_t n = 0; n < p->n_nodes; n++) {
@@ -96,18 +97,19 @@ int dkv_maskAdmissible(const dkv_problem *p, dkv_err *err) {
     for (int32_t n = 0; n < p->n_nodes; n++) {
         const dkv_node *node = &p->nodes[n];
         if (!hasQueries(node)) continue; /* nobody computes its sequence */
+        int64_t end = node->context;     /* of what n sees, the part that belongs to a and its ancestors */
         for (int32_t a = node->parent; a >= 0; a = p->nodes[a].parent) {
             const dkv_node *anc = &p->nodes[a];
+            const int64_t seen = end - anc->context; /* tokens of a that n sees, where positive */
+            if (anc->context < end) end = anc->context;
             if (p->mask == DUALKV_PREFIX && anc->parent >= 0) continue;
-            int64_t seen = node->context - anc->context; /* tokens of a that n sees */
             if (hasQueries(anc) && seen > 0 && seen < anc->len)
-                return dkv_fail(err, DKV_EREFUSED,
-                                "mask=%s: row 0 of %s (group %d) sees key %lld, which its copy before %s "
-                                "would not: @%lld "
-                                "cuts through its segment",
-                                p->mask == DUALKV_FULL ? "full" : "prefix", nameNode(p, a, an, sizeof an),
-                                anc->group, (long long)node->context, nameNode(p, n, nn, sizeof nn),
-                                (long long)node->context);
+                return dkv_fail(
+                    err, DKV_EREFUSED,
+                    "mask=%s: row 0 of %s (group %d) sees key %lld, which its copy before %s would "
+                    "not see: @%lld cuts through its segment",
+                    p->mask == DUALKV_FULL ? "full" : "prefix", nameNode(p, a, an, sizeof an), anc->group,
+                    (long long)node->context, nameNode(p, n, nn, sizeof nn), (long long)node->context);
         }
     }
     return DKV_OK;

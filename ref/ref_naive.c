@@ -1,6 +1,6 @@
-/* Standard attention on replicated sequences in fp64: each segment's sequence is copied out (E), its own rows are computed
- * forward and backward as in a textbook, the gradients of the copies are added back (E^T). The rows of copies carry
- * no dO and no dLSE, so their gradients are zero and they are not computed. */
+/* Standard attention on replicated sequences in fp64: each segment's sequence is copied out (E), its own rows
+ * are computed forward and backward as in a textbook, the gradients of the copies are added back (E^T). The
+ * rows of copies carry no dO and no dLSE, so their gradients are zero and they are not computed. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

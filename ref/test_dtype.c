@@ -1,4 +1,5 @@
-/* dtype.c against a slow definition: the nearest of all values of the format, found by search in a sorted table. */
+/* dtype.c against a slow definition: the nearest of all values of the format, found by search in a sorted
+ * table. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -25,8 +26,8 @@ static double fromBits(uint64_t u) {
 
 static int sameBits(double a, double b) { return !memcmp(&a, &b, sizeof a) || (a != a && b != b); }
 
-/* Value of a non-negative 16-bit pattern, field by field. The pattern after the largest finite one stands for the next
- * power of two: whatever rounds there is infinite. */
+/* Value of a non-negative 16-bit pattern, field by field. The pattern after the largest finite one stands for
+ * the next power of two: whatever rounds there is infinite. */
 static double slowDecode(unsigned h, dualkv_dtype t) {
     int p = t == DUALKV_FP16 ? 10 : 7, bias = t == DUALKV_FP16 ? 15 : 127;
     int e = (int)(h >> p), m = (int)(h & ((1u << p) - 1));
@@ -120,7 +121,8 @@ static void random_doubles(void **state) {
     }
 }
 
-/* Through fp32 this one would be rounded twice: 1 + 2^-8 + 2^-40 is above a bf16 midpoint, its float is on it. */
+/* Through fp32 this one would be rounded twice: 1 + 2^-8 + 2^-40 is above a bf16 midpoint, its float is on
+ * it. */
 static void one_rounding(void **state) {
     (void)state;
     assert_true(dkv_roundTo(1 + 0x1p-8 + 0x1p-40, DUALKV_BF16) == 1 + 0x1p-7);
