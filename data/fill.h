@@ -12,4 +12,8 @@ const char *dkv_listFill(int i, const char **help); /* NULL past the end */
 
 /* Fills all tensors of `in` (allocated by dkv_allocInputs). data_dir: where recorded/ lies. */
 int dkv_fillInputs(const dkv_problem *p, const dkv_layout *l, const char *data_dir, dkv_inputs *in, dkv_err *err);
+
+/* The segment whose inputs nanresp and infresp plant: a response that has tokens and no children, or the last group's root
+ * where no segment is a response; -1 where nothing else could be kept apart from it. */
+int32_t dkv_victimNode(const dkv_problem *p);
 #endif
