@@ -72,7 +72,7 @@ typedef struct dkv_walker {
 } dkv_walker;
 
 template <int BN>
-static __device__ __noinline__ dkv_walker dkv_advance(const dkv_args &a, const dualkv_segment &s, int r0, int r1,
+static __device__ __forceinline__ dkv_walker dkv_advance(const dkv_args &a, const dualkv_segment &s, int r0, int r1,
                                                       dkv_walker w) {
     w.c0 += BN;
     for (;;) {

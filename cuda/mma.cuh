@@ -151,23 +151,36 @@ static __device__ __forceinline__ void tile_mma_reg(float acc[MT][NT][4], uint32
  * past `limit` and columns at or past `d` become zeros and are never read. vec: 16-byte loads are allowed
  * (pointers, strides and d multiples of 8 elements). */
 template <typename T, int ROWS, int D, int THREADS>
+static __device__ __noinline__ void load_tile_slow(T *tile, const T *src, int64_t stride, int rows, int d) {
+    for (int i = threadIdx.x; i < ROWS * D; i += THREADS) {
+        int r = i / D, c = i % D;
+        tile[swz<D>(r, c)] = r < rows && c < d ? src[r * stride + c] : half_ops<T>::from(0.f);
+    }
+}
+
+template <typename T, int ROWS, int D, int THREADS>
 static __device__ __forceinline__ void load_tile(T *tile, const T *src, int64_t stride, int64_t row0, int64_t limit,
                                                  int d, bool vec) {
-    constexpr int CHUNKS = ROWS * (D / 8);
+    int rows = (int)(limit - row0 < ROWS ? limit - row0 : ROWS);
+    src += row0 * stride;
+    if (!vec) {
+        load_tile_slow<T, ROWS, D, THREADS>(tile, src, stride, rows, d);
+        return;
+    }
+    constexpr int WIDTH = D % 128 == 0 ? 16 : 8; /* chunks a pass: a thread keeps its column, steps by whole rows */
+    constexpr int STEP = THREADS / WIDTH;
+    static_assert(STEP % 8 == 0 && ROWS % STEP == 0 && (D / 8) % WIDTH == 0, "passes cover whole tiles");
+    int r = threadIdx.x / WIDTH, c = threadIdx.x % WIDTH * 8;
 #pragma unroll
-    for (int i0 = 0; i0 < CHUNKS; i0 += THREADS) {
-        int i = i0 + threadIdx.x;
-        if (CHUNKS % THREADS && i >= CHUNKS) break;
-        int r = i / (D / 8), c = i % (D / 8) * 8;
-        bool row_ok = row0 + r < limit;
-        const T *p = src + (row0 + r) * stride + c;
-        T *dst = tile + swz<D>(r, c);
-        if (vec) {
-            bool ok = row_ok && c < d;
-            cp_async16(dst, ok ? p : src, ok);
-        } else {
+    for (int c0 = 0; c0 < D; c0 += WIDTH * 8) {
+        const T *p = src + r * stride + c + c0;
+        T *dst = tile + swz<D>(r, c + c0);
+        bool col = c + c0 < d;
 #pragma unroll
-            for (int e = 0; e < 8; e++) dst[e] = row_ok && c + e < d ? p[e] : half_ops<T>::from(0.f);
+        for (int r0 = 0; r0 < ROWS; r0 += STEP) {
+            bool ok = col && r + r0 < rows;
+            cp_async16(dst + r0 * D, ok ? p : src, ok);
+            p += STEP * stride;
         }
     }
 }
