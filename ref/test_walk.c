@@ -95,6 +95,17 @@ static void checkRows(const dkv_problem *p, const dkv_layout *l, int32_t n, cons
         assert_true(pairsSeen(p, n, g, lo, lo + 1, c0, c1) && pairsSeen(p, n, g, hi - 1, hi, c0, c1));
 }
 
+/* Rows as bit masks, from every offset: bits past the end of the range are 0. */
+static void checkBits(const dkv_problem *p, const dkv_layout *l, int32_t n, const dualkv_range *g) {
+    for (int64_t r = 0; r < l->view.segments[n].q_len; r++)
+        for (int64_t c0 = 0; c0 < g->len; c0++) {
+            const uint64_t bits = dkv_walkBits(&l->view, &l->view.segments[n], g, r, c0);
+            for (int64_t b = 0; b < 64; b++)
+                if ((bits >> b & 1) != (c0 + b < g->len && dkv_maskSees(p, n, r, g->pos + c0 + b)))
+                    fail_msg("%s: segment %d row %d from key %d, bit %d", now, n, (int)r, (int)c0, (int)b);
+        }
+}
+
 static void checkSegment(const dkv_problem *p, const dkv_layout *l, int32_t n) {
     const dualkv_segment *s = &l->view.segments[n];
     for (int32_t i = 0; i < s->range_count; i++) {
@@ -103,6 +114,7 @@ static void checkSegment(const dkv_problem *p, const dkv_layout *l, int32_t n) {
             for (int64_t c = 0; c < g->len; c++)
                 if (!!dkv_walkSees(&l->view, s, g, r, c) != dkv_maskSees(p, n, r, g->pos + c))
                     fail_msg("%s: segment %d row %d key %d differ", now, n, (int)r, (int)(g->pos + c));
+        checkBits(p, l, n, g);
         for (int64_t r0 = 0; r0 < s->q_len; r0++)
             for (int64_t r1 = r0 + 1; r1 <= s->q_len; r1++) {
                 checkSpan(p, l, n, g, r0, r1);
@@ -148,6 +160,27 @@ static void checkLoop(const dkv_problem *p, const dkv_layout *l, int64_t bm, int
                  (long long)forward, (long long)backward, (long long)want);
 }
 
+/* Ranges longer than a word of bits. */
+static void long_rows(void **state) {
+    (void)state;
+    for (size_t m = 0; m < DKV_COUNT(dkv_small_masks); m++) {
+        char line[256];
+        dkv_problem p;
+        dkv_layout l;
+        dkv_err err;
+        snprintf(line, sizeof line, "shape=70+131,66 mask=%s", dkv_small_masks[m]);
+        now = line;
+        if (dkv_parseProblem(line, NULL, &p, &err) || dkv_makeLayout(&p, &l, &err)) fail_msg("%s", err.text);
+        for (int32_t n = 0; n < p.n_nodes; n++)
+            for (int32_t i = 0; i < l.view.segments[n].range_count; i++)
+                checkBits(&p, &l, n, &l.view.ranges[l.view.segments[n].range_begin + i]);
+        checkLoop(&p, &l, 64, 64);
+        checkLoop(&p, &l, 17, 32);
+        dkv_freeLayout(&l);
+        dkv_freeProblem(&p);
+    }
+}
+
 static void walk_is_the_mask(void **state) {
     (void)state;
     static const int64_t tile[][2] = {{1, 1}, {2, 3}, {3, 2}, {4, 4}, {8, 5}, {64, 64}};
@@ -175,6 +208,6 @@ static void walk_is_the_mask(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(walk_is_the_mask)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(walk_is_the_mask), cmocka_unit_test(long_rows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
