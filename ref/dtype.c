@@ -2,10 +2,10 @@
 
 #include <float.h>
 
-/* Fraction bits and smallest normal exponent of each dualkv_dtype. */
-static const int fraction[3] = {7, 10, 23};
-static const int min_exponent[3] = {-126, -14, -126};
-static const int max_exponent[3] = {127, 15, 127};
+/* Fraction bits, smallest normal and largest exponent of each dualkv_dtype, and of DUALKV_TF32. */
+static const int fraction[4] = {7, 10, 23, 10};
+static const int min_exponent[4] = {-126, -14, -126, -126};
+static const int max_exponent[4] = {127, 15, 127, 127};
 
 static uint64_t bitsOf(double x) {
     uint64_t u;
@@ -23,16 +23,16 @@ static double fromBits(uint64_t u) {
 #define ROUNDER(p, emin, limit)                                                                              \
     { EXPONENT, (uint64_t)((emin) + 1023) << 52, (uint64_t)(52 - (p)) << 52, limit }
 /* The limit is half way between the largest finite value and the next power of two. */
-static const dkv_rounder rounder[3] = {ROUNDER(7, -126, 0x1.ffp127), ROUNDER(10, -14, 0x1.ffep15),
-                                       ROUNDER(23, -126, 0x1.ffffffp127)};
+static const dkv_rounder rounder[4] = {ROUNDER(7, -126, 0x1.ffp127), ROUNDER(10, -14, 0x1.ffep15),
+                                       ROUNDER(23, -126, 0x1.ffffffp127), ROUNDER(10, -126, 0x1.ffep127)};
 
 dkv_rounder dkv_makeRounder(int32_t format) {
     static const dkv_rounder exact = {0, 0, 0, (double)INFINITY};
-    return format >= 0 && format <= DUALKV_FP32 ? rounder[format] : exact;
+    return format >= 0 && format <= DUALKV_TF32 ? rounder[format] : exact;
 }
 
 double dkv_roundTo(double x, int32_t format) {
-    return format >= 0 && format <= DUALKV_FP32 ? dkv_roundBy(rounder[format], x) : x;
+    return format >= 0 && format <= DUALKV_TF32 ? dkv_roundBy(rounder[format], x) : x;
 }
 
 void dkv_roundArray(double *x, size_t n, int32_t format) {
@@ -111,21 +111,22 @@ void dkv_encodeArray(const double *in, dualkv_dtype t, size_t n, void *restrict 
 }
 
 double dkv_unitRoundoff(int32_t format) {
-    return format < 0 || format > DUALKV_FP32 ? 0 : ldexp(1, -fraction[format] - 1);
+    return format < 0 || format > DUALKV_TF32 ? 0 : ldexp(1, -fraction[format] - 1);
 }
 
 double dkv_underflow(int32_t format) {
-    return format < 0 || format > DUALKV_FP32 ? 0 : ldexp(1, min_exponent[format] - fraction[format] - 1);
+    return format < 0 || format > DUALKV_TF32 ? 0 : ldexp(1, min_exponent[format] - fraction[format] - 1);
 }
 
 double dkv_maxFinite(int32_t format) {
-    if (format < 0 || format > DUALKV_FP32) return DBL_MAX;
+    if (format < 0 || format > DUALKV_TF32) return DBL_MAX;
     return (2 - ldexp(1, -fraction[format])) * ldexp(1, max_exponent[format]);
 }
 
 double dkv_ulp(double x, int32_t format) {
-    static const int lo[4] = {-126, -14, -126, -1022}, hi[4] = {127, 15, 127, 1023}, p[4] = {7, 10, 23, 52};
-    int f = format < 0 || format > DUALKV_FP32 ? 3 : format;
+    static const int lo[5] = {-126, -14, -126, -126, -1022}, hi[5] = {127, 15, 127, 127, 1023};
+    static const int p[5] = {7, 10, 23, 10, 52};
+    int f = format < 0 || format > DUALKV_TF32 ? 4 : format;
     int e = (int)(bitsOf(x) >> 52 & 0x7ff) - 1023;
     if (x != x) return x;
     e = (e < lo[f] ? lo[f] : e > hi[f] ? hi[f] : e) - p[f];

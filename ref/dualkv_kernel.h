@@ -110,11 +110,13 @@ typedef struct dualkv_launch {
  * of the loosest known profile, and the tightest profile that fits is named.
  * Formats: a dualkv_dtype, or DUALKV_EXACT where the value is kept in the accumulator's precision. */
 #define DUALKV_EXACT (-1)
+#define DUALKV_TF32 3 /* a format of operands only, never a dtype: 10 fraction bits, fp32's exponents */
 typedef struct dualkv_arithmetic {
     uint32_t size;
     int32_t declared;
     double unit;          /* unit roundoff of the vector arithmetic: 2^-24 for fp32, 2^-53 for fp64 */
-    double acc_unit;      /* roundoff of one accumulation step of a matrix product */
+    double acc_unit;      /* largest error of one accumulation step of a matrix product, relative to the magnitudes summed:
+                           * 2^-24 to nearest in fp32; (acc_step + 4) 2^-25 for the tensor core's truncating sum */
     int32_t acc_truncates; /* 0: to nearest; 1: toward zero (tensor cores) */
     int32_t acc_step;     /* products added in one step: 1 scalar, 16 for a k16 tensor core instruction */
     double acc_gain;      /* expected relative loss a step on sums of one sign (0 where to nearest) */

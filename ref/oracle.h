@@ -43,8 +43,11 @@ void dkv_describeArithmetic(const dualkv_arithmetic *a, char *out, size_t n);
 /* DKV_OK or DKV_EUSER: are the declared values in range (formats known, roundoffs in (0, 2^-7], ...)? */
 int dkv_checkArithmetic(const dualkv_arithmetic *a, dkv_err *err);
 
-/* Largest depth of a chain of n products under `a`: rounding steps, folds included; the gamma's argument. */
+/* Largest error of a chain, relative to the sum of the magnitudes that it adds (a closed gamma, not an expectation):
+ * of n products, or of `steps` steps with an accumulator folded every `fold` steps (0: never) and at the ends of
+ * `pieces` pieces. */
 double dkv_chainError(const dualkv_arithmetic *a, double n_products);
+double dkv_stepsError(const dualkv_arithmetic *a, double steps, double pieces, int64_t fold);
 
 #ifdef __cplusplus
 }
