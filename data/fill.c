@@ -8,6 +8,7 @@
 
 #include "../ref/dtype.h"
 #include "../ref/mask.h"
+#include "recorded.h"
 #include "rng.h"
 
 /* Every element starts as a standard normal deviate; a fill changes the vectors of one (tensor, token, head).
@@ -19,6 +20,7 @@ typedef struct context {
     const dkv_problem *p;
     const dkv_layout *l;
     int32_t victim;
+    dkv_recorded recorded;
 } context;
 
 /* One vector: token t of segment seg, head of the tensor, n elements, packed row `row`. */
@@ -242,6 +244,10 @@ static void plant(const context *c, const vec *v, double what) {
 static void fill_nanresp(const context *c, const vec *v) { plant(c, v, NAN); }
 static void fill_infresp(const context *c, const vec *v) { plant(c, v, INFINITY); }
 
+static void fill_recorded(const context *c, const vec *v) {
+    if (v->id != T_DO) dkv_readRecorded(&c->recorded, v->seg, v->t, v->id, v->head, v->x);
+}
+
 /* ---- the table ---- */
 
 typedef struct fill_row {
@@ -273,6 +279,7 @@ static const fill_row fills[] = {
     {"heavy", "heavy tails (Student's t, 3 degrees of freedom), rows of unequal size", fill_heavy},
     {"nanresp", "NaN in one response's q, k, v: no sibling may see it", fill_nanresp},
     {"infresp", "infinity in one response's q, k, v", fill_infresp},
+    {"recorded:NAME", "Q, K, V recorded from a model, recorded/NAME.safetensors", fill_recorded},
 };
 enum { N_FILLS = sizeof fills / sizeof *fills };
 
@@ -313,8 +320,7 @@ int32_t dkv_victimNode(const dkv_problem *p) {
 
 /* ---- filling ---- */
 
-/* dO of a vector that a fill multiplies or redraws is drawn as any other; LSE's gradient and sinks are always
- * these. */
+/* LSE's gradient (whole numbers where all is to be exact) and the sink logits. */
 static void fill_rest(const context *c, bool whole, dkv_inputs *in) {
     const dkv_problem *p = c->p;
     for (int64_t i = 0; in->d_lse && i < c->l->view.tq * p->hq; i++) {
@@ -347,15 +353,19 @@ static void fill_tensor(const context *c, shape_fn shape, tensor id, void *out) 
 
 int dkv_fillInputs(const dkv_problem *p, const dkv_layout *l, const char *data_dir, dkv_inputs *in,
                    dkv_err *err) {
-    (void)data_dir;
     const fill_row *row = find_fill(p->fill);
     if (!row) return dkv_fail(err, DKV_EUSER, "fill=%s: unknown fill", p->fill);
     context c = {.p = p, .l = l, .victim = dkv_victimNode(p)};
     if ((row->shape == fill_nanresp || row->shape == fill_infresp) && c.victim < 0)
         return dkv_fail(err, DKV_EUSER, "fill=%s: needs a response, or a second group", p->fill);
+    if (row->shape == fill_recorded) {
+        int code = dkv_openRecorded(p, data_dir, &c.recorded, err);
+        if (code) return code;
+    }
     void *out[N_TENSORS] = {in->q, in->k, in->v, in->d_o};
     for (int id = 0; id < N_TENSORS; id++)
         if (out[id]) fill_tensor(&c, row->shape, (tensor)id, out[id]);
     fill_rest(&c, row->shape == fill_exact, in);
+    dkv_closeRecorded(&c.recorded);
     return 0;
 }
