@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "emu_impl.h"
+#include "emu_fault.h"
 
 #define TILE_DEFAULT 64
 
@@ -35,11 +35,19 @@ static int parseOption(dkv_emu *e, const char *word, char *err, size_t n) {
     if (!strncmp(word, "bn=", 3)) return parseTile(word, word + 3, &e->bn, err, n);
     if (!strncmp(word, "acc=", 4)) return parseChoice(word, word + 4, "rn", "tc", &e->tc, err, n);
     if (!strncmp(word, "order=", 6)) return parseChoice(word, word + 6, "up", "down", &e->down, err, n);
+    if (!strncmp(word, "fault=", 6)) {
+        e->fault = (int)dkv_findFault(word + 6);
+        if (e->fault == F_NONE) snprintf(err, n, "emu: %s: no such fault (see: dualkv list faults)", word);
+        return e->fault == F_NONE ? -1 : 0;
+    }
     snprintf(err, n, "emu: unknown option '%s' (bm=N, bn=N, acc=rn|tc, order=up|down, fault=ID)", word);
     return -1;
 }
 
-static void emuClose(void *self) { free(self); }
+static void emuClose(void *self) {
+    free(((dkv_emu *)self)->first_ranges);
+    free(self);
+}
 
 static void *emuOpen(const char *options, char *err, size_t n) {
     dkv_emu *e = calloc(1, sizeof *e);
@@ -103,7 +111,7 @@ static void emuArithmetic(void *self, const dualkv_problem *p, dualkv_arithmetic
     a->exp_error = DKV_EMU_EXP_ERROR;
     a->log_error = DKV_EMU_LOG_ERROR;
     a->tanh_error = DKV_EMU_TANH_ERROR;
-    a->flushes = 0;
+    a->flushes = e->fault == F_E5; /* the control stays a correct kernel */
 }
 
 static int emuDeterministic(void *self, const dualkv_problem *p) {
@@ -129,11 +137,22 @@ static int checkLaunch(dkv_emu *e, const dualkv_launch *l, int backward, char *e
     return -1;
 }
 
+/* Fault J1. */
+static int keepRanges(dkv_emu *e, const dualkv_problem *p) {
+    if (e->fault != F_J1 || e->first_ranges) return 1;
+    e->first_ranges = malloc((size_t)(p->n_ranges + 1) * sizeof *p->ranges);
+    if (!e->first_ranges) return 0;
+    memcpy(e->first_ranges, p->ranges, (size_t)p->n_ranges * sizeof *p->ranges);
+    e->n_first_ranges = p->n_ranges;
+    return 1;
+}
+
 static int emuForward(void *self, const dualkv_launch *l, char *err, size_t n) {
     dkv_emu *e = self;
     if (checkLaunch(e, l, 0, err, n)) return -1;
     e->launches++;
-    if (!dkv_emuForward(e, l)) return 0;
+    if (e->fault == F_I7 && (int64_t)l->problem->n_segments * l->problem->hq > 255) return 0;
+    if (!dkv_emuForward(e, l) && keepRanges(e, l->problem)) return 0;
     snprintf(err, n, "emu: out of memory");
     return -1;
 }

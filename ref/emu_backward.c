@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "emu_impl.h"
+#include "emu_fault.h"
 
 typedef struct backward {
     dkv_emu *e;
@@ -12,7 +12,7 @@ typedef struct backward {
     const dualkv_problem *p;
     int ldk, ldq, ldv;
     float *sum_q; /* workspace: dQ accumulators [tq, hq, ldq] */
-    float *delta; /* workspace: [hq, tq], dO.O - dLSE */
+    float *delta; /* workspace: [hq, tq], dO.O - dLSE, and one place that is never written */
     float *k, *kt, *vt; /* the key tile: [bn, ldq], [dqk, ldk], [dv, ldk] */
     float *sum_k, *sum_v; /* its gradients: [bn, ldq], [bn, ldv] */
     float *q, *d_o;       /* the query tile: [bm, ldq], [bm, ldv] */
@@ -23,70 +23,113 @@ size_t dkv_emuWorkspace(const dualkv_problem *p) {
     size_t rows, a, b, n;
     if (__builtin_mul_overflow((size_t)p->tq, (size_t)p->hq, &rows) ||
         __builtin_mul_overflow(rows, (size_t)dkv_emuPad(p->dqk) * sizeof(float), &a) ||
-        __builtin_mul_overflow(rows, sizeof(float), &b) || __builtin_add_overflow(a, b, &n))
+        __builtin_mul_overflow(rows, sizeof(float), &b) || __builtin_add_overflow(a, b, &n) || __builtin_add_overflow(n, sizeof(float), &n))
         return SIZE_MAX;
     return n;
 }
 
-static void computeDelta(backward *b) {
+/* Rows of dO. */
+static void loadGradient(const backward *b, int h, int64_t row, int n, float *out, int ld) {
     const dualkv_problem *p = b->p;
-    float o[256], d_o[256];
-    for (int64_t row = 0; row < p->tq; row++)
-        for (int h = 0; h < p->hq; h++) {
-            float sum = 0.0f;
-            dkv_emuLoad(p, b->l->o, h, row, 1, p->tq, p->dv, o, 256, 0);
-            dkv_emuLoad(p, b->l->d_o, h, row, 1, p->tq, p->dv, d_o, 256, 0);
-            for (int c = 0; c < p->dv; c++) sum += d_o[c] * o[c];
-            if (p->dlse) sum -= *dkv_emuAt(b->l->d_lse, row, h);
-            b->delta[h * p->tq + row] = sum;
-        }
+    dualkv_tensor t = b->l->d_o;
+    if (b->e->fault == F_I4) { /* kept inside dO */
+        int64_t last = (p->tq - 1) * t.row + (p->hq - 1) * t.head;
+        t.row = b->l->o.row;
+        t.head = b->l->o.head;
+        for (int i = 0; i < n; i++)
+            if ((row + i) * t.row + h * t.head > last) t.row = t.head = 0;
+    }
+    dkv_emuLoad(p, t, h, row, n, p->tq, p->dv, out, ld, 0);
+}
+
+static float computeDelta(const backward *b, int64_t row, int h) {
+    const dualkv_problem *p = b->p;
+    const int fault = b->e->fault;
+    float o[256], d_o[256], sum = 0.0f;
+    dkv_emuLoad(p, b->l->o, h, row, 1, p->tq, p->dv, o, 256, 0);
+    loadGradient(b, h, row, 1, d_o, 256);
+    for (int c = 0; c < p->dv; c++) {
+        sum += d_o[c] * o[c];
+        if (fault == F_E4) dkv_emuRound(&sum, 1, DUALKV_BF16);
+    }
+    if (p->dlse && fault != F_G1) sum -= *dkv_emuAt(b->l->d_lse, row, h);
+    return fault == F_X12 ? 0.0f : sum;
+}
+
+static void computeDeltas(backward *b) {
+    const dualkv_problem *p = b->p;
+    int64_t extra = 0, end = p->hq * p->tq + 16; /* fault B6: rows that rounding up has added so far */
+    for (int i = 0; i < p->n_segments; i++) {
+        const dualkv_segment *s = &p->segments[i];
+        for (int h = 0; h < p->hq; h++)
+            for (int64_t row = s->q_start; row < s->q_start + s->q_len; row++)
+                if (h * p->tq + row + extra < end)
+                    b->delta[h * p->tq + row + extra] = computeDelta(b, row, h);
+        if (b->e->fault == F_B6) extra += (8 - s->q_len % 8) % 8;
+    }
 }
 
 /* P from the score and LSE, dS from dP and delta. A row without keys has LSE = -inf: 0 is subtracted instead. */
 static void gradientRow(backward *b, const dkv_emuTile *t, int i) {
-    const dualkv_problem *p = b->p;
+    const dualkv_problem *p = t->p;
+    const int fault = b->e->fault, n = fault == F_B2 ? b->e->bn : t->nv;
     float *x = b->s + (int64_t)i * b->ldk, *ds = b->ds + (int64_t)i * b->ldk;
     int64_t row = t->s->q_start + t->r0 + i;
-    float lse = *dkv_emuAt(b->l->lse, row, t->h), delta = b->delta[t->h * p->tq + row];
-    dkv_emuExp(x, b->e->bn, lse == -INFINITY ? 0.0f : lse);
-    for (int c = 0; c < t->nv; c++) ds[c] = x[c] * (ds[c] - delta);
-    if (p->softcap > 0.0f) {
+    int past = t->r0 + i >= t->s->q_len; /* fault B5: such a row reads what was never written */
+    float delta = b->delta[past ? p->hq * p->tq : t->h * p->tq + row];
+    float lse = past ? delta : *dkv_emuAt(b->l->lse, row, t->h);
+    for (int c = t->nv; c < n; c++) x[c] = 0.0f;
+    dkv_emuExp(x, b->e->bn, lse == -INFINITY && fault != F_C1 ? 0.0f : lse);
+    if (fault == F_E5) dkv_faultFlush(x, n);
+    if (fault == F_X13) dkv_emuRound(x, n, DUALKV_FP16);
+    if (fault == F_X9) dkv_emuRound(x, n, p->dtype);
+    for (int c = 0; c < n; c++) ds[c] = x[c] * (ds[c] - delta);
+    if (p->softcap > 0.0f && fault != F_G3) {
         const float *th = b->cap + (int64_t)i * b->ldk;
-        for (int c = 0; c < t->nv; c++) ds[c] *= 1.0f - th[c] * th[c];
+        for (int c = 0; c < n; c++) ds[c] *= 1.0f - th[c] * th[c];
     }
-    dkv_emuRound(x, t->nv, p->dtype);
-    dkv_emuRound(ds, t->nv, p->dtype);
+    dkv_emuRound(x, n, p->dtype);
+    dkv_emuRound(ds, n, p->dtype);
 }
 
 static void backwardTile(backward *b, const dkv_emuTile *t) {
     const dualkv_problem *p = b->p;
     int64_t row = t->s->q_start + t->r0;
-    int tc = b->e->tc, bn = b->e->bn, ldk = b->ldk;
+    const int fault = b->e->fault, tc = b->e->tc, bn = b->e->bn, ldk = b->ldk, n = fault == F_B2 ? bn : t->nv;
+    const int m = fault == F_B5 ? b->e->bm : t->m; /* rows that dK and dV sum over */
+    dkv_emuTile whole = *t;
+    whole.m = m;
     float *sum_q = b->sum_q + (row * p->hq + t->h) * b->ldq;
-    dkv_emuLoad(p, b->l->q, t->h, row, t->m, p->tq, p->dqk, b->q, b->ldq, 0);
-    dkv_emuLoad(p, b->l->d_o, t->h, row, t->m, p->tq, p->dv, b->d_o, b->ldv, 0);
-    memset(b->s, 0, (size_t)t->m * ldk * sizeof *b->s);
-    memset(b->ds, 0, (size_t)t->m * ldk * sizeof *b->ds);
-    dkv_emuMultiply(&(dkv_emuProduct){tc, t->m, bn, p->dqk, b->q, b->ldq, 1, b->kt, ldk, b->s, ldk});
-    dkv_emuMultiply(&(dkv_emuProduct){tc, t->m, bn, p->dv, b->d_o, b->ldv, 1, b->vt, ldk, b->ds, ldk});
-    dkv_emuScores(b->e, t, b->s, b->cap, ldk);
-    for (int i = 0; i < t->m; i++) gradientRow(b, t, i);
+    dkv_emuLoad(p, b->l->q, t->h, row, m, row + t->m, p->dqk, b->q, b->ldq, 0);
+    memset(b->d_o, 0, (size_t)m * b->ldv * sizeof *b->d_o);
+    loadGradient(b, t->h, row, t->m, b->d_o, b->ldv);
+    memset(b->s, 0, (size_t)m * ldk * sizeof *b->s);
+    memset(b->ds, 0, (size_t)m * ldk * sizeof *b->ds);
+    dkv_emuMultiply(&(dkv_emuProduct){tc, m, bn, p->dqk, b->q, b->ldq, 1, b->kt, ldk, b->s, ldk});
+    dkv_emuMultiply(&(dkv_emuProduct){tc, m, bn, p->dv, b->d_o, b->ldv, 1, b->vt, ldk, b->ds, ldk});
+    dkv_emuScores(b->e, &whole, b->s, b->cap, ldk);
+    for (int i = 0; i < m; i++) gradientRow(b, t, i);
     /* Columns past the range are left out of all three products: a limited context may end in the middle of a tile. */
-    dkv_emuMultiply(&(dkv_emuProduct){tc, t->nv, p->dv, t->m, b->s, 1, ldk, b->d_o, b->ldv, b->sum_v, b->ldv});
-    dkv_emuMultiply(&(dkv_emuProduct){tc, t->nv, p->dqk, t->m, b->ds, 1, ldk, b->q, b->ldq, b->sum_k, b->ldq});
-    dkv_emuMultiply(&(dkv_emuProduct){tc, t->m, p->dqk, t->nv, b->ds, ldk, 1, b->k, b->ldq, sum_q,
+    dkv_emuMultiply(&(dkv_emuProduct){tc, t->nv, p->dv, m, b->s, 1, ldk, b->d_o, b->ldv, b->sum_v, b->ldv});
+    dkv_emuMultiply(&(dkv_emuProduct){tc, t->nv, p->dqk, m, b->ds, 1, ldk, b->q, b->ldq, b->sum_k, b->ldq});
+    dkv_emuMultiply(&(dkv_emuProduct){tc, t->m, p->dqk, n, b->ds, ldk, 1, b->k, b->ldq, sum_q,
                                       (int64_t)p->hq * b->ldq});
+    for (int i = 0; i < t->m && fault == F_X15; i++)
+        dkv_emuRound(sum_q + (int64_t)i * p->hq * b->ldq, p->dqk, dkv_fault16(p));
 }
 
 /* Rows of segment d that need the keys [c0, c0 + bn) of range g, in query tiles counted from the segment's start. */
 static void walkRows(backward *b, const dualkv_segment *d, const dualkv_range *g, int h, int64_t c0) {
     int64_t lo, hi, bm = b->e->bm;
-    int nv = (int)dkv_walkMin(b->e->bn, g->len - c0);
+    dkv_emuView w;
+    dkv_emuLook(b->e, 1, b->p, d, g, &w);
+    int nv = (int)dkv_walkMin(b->e->bn, w.g.len - c0);
     if (nv <= 0) return;
-    dkv_walkRows(b->p, d, g, c0, c0 + nv, &lo, &hi);
+    dkv_walkRows(&w.p, &w.s, &w.g, c0, c0 + nv, &lo, &hi);
+    if (b->e->fault == F_A3 && !w.own) lo = dkv_walkMax(lo, c0);
     for (int64_t r0 = lo / bm * bm; r0 < hi; r0 += bm) {
-        dkv_emuTile t = {b->p, d, g, r0, c0, (int)dkv_walkMin(bm, d->q_len - r0), nv, h, 0};
-        t.kind = dkv_walkTile(b->p, d, g, r0, r0 + t.m, c0, c0 + nv);
+        dkv_emuTile t = {&w.p, &w.s, &w.g, r0, c0, (int)dkv_walkMin(bm, d->q_len - r0), nv, h, 0, w.own, 0};
+        t.kind = dkv_walkTile(&w.p, &w.s, &w.g, r0, r0 + t.m, c0, c0 + nv);
         if (t.kind) backwardTile(b, &t);
     }
 }
@@ -98,35 +141,77 @@ static const dualkv_range *findRange(const dualkv_problem *p, const dualkv_segme
     return NULL;
 }
 
+/* The tile's sums times x, rounded to a format. */
+static void scaleSums(backward *b, float x, int32_t format) {
+    for (int64_t i = 0; i < (int64_t)b->e->bn * b->ldq; i++) b->sum_k[i] *= x;
+    for (int64_t i = 0; i < (int64_t)b->e->bn * b->ldv; i++) b->sum_v[i] *= x;
+    dkv_emuRound(b->sum_k, (int64_t)b->e->bn * b->ldq, format);
+    dkv_emuRound(b->sum_v, (int64_t)b->e->bn * b->ldv, format);
+}
+
+/* Faults of the sum over a prompt's descendants and query heads, before segment i is added: 0 skips it. */
+static int beforeSegment(backward *b, const dualkv_segment *s, int i) {
+    const int fault = b->e->fault, self = &b->p->segments[i] == s;
+    if (s->depth > 0) return 1;
+    if ((fault == F_F1 && self) || (fault == F_H5 && !self)) scaleSums(b, 0.0f, DUALKV_EXACT);
+    return !(fault == F_X14 && !self && (i + 1 == b->p->n_segments || b->p->segments[i + 1].depth == 0));
+}
+
+static int countChildren(const dualkv_problem *p, int segment) {
+    int n = 0;
+    for (int i = segment + 1; i < p->n_segments && p->segments[i].depth > p->segments[segment].depth; i++)
+        n += p->segments[i].parent == segment;
+    return n;
+}
+
+/* dK, scaled, and dV of the n keys from offset c0 of a segment. */
+static void storeKeys(backward *b, int segment, int kvh, int64_t c0, int n) {
+    const dualkv_problem *p = b->p;
+    const dualkv_segment *s = &p->segments[segment];
+    const int fault = b->e->fault, children = s->depth == 0 ? countChildren(p, segment) : 0;
+    int64_t to = s->k_start + c0;
+    if (fault == F_K3 && children > 1) scaleSums(b, 1.0f / (float)children, DUALKV_EXACT);
+    if (fault == F_L10 && children > 1) scaleSums(b, (float)(children - 1) / (float)children, DUALKV_EXACT);
+    if (fault == F_I1 && to + n == p->tk && n < b->e->bn) return;
+    for (int i = 0; i < segment && fault == F_F3 && s->depth > 0; i++)
+        to += (b->e->bn - p->segments[i].k_len % b->e->bn) % b->e->bn;
+    for (int j = 0; j < n && to + j < p->tk; j++) {
+        float *dk = b->sum_k + (int64_t)j * b->ldq, *dv = b->sum_v + (int64_t)j * b->ldv;
+        for (int c = 0; c < p->dqk; c++) dk[c] *= p->scale;
+        if (fault == F_X11) dkv_faultCut(p, dk, p->dqk), dkv_faultCut(p, dv, p->dv);
+        dkv_emuStore(p, b->l->dk, kvh, to + j, p->dqk, dk);
+        dkv_emuStore(p, b->l->dv, kvh, to + j, p->dv, dv);
+    }
+}
+
 static void ownKeyTile(backward *b, int segment, int kvh, int64_t c0) {
     const dualkv_problem *p = b->p;
     const dualkv_segment *s = &p->segments[segment];
     int g = p->hq / p->hkv, bn = b->e->bn, n = (int)dkv_walkMin(bn, s->k_len - c0);
-    int64_t first = s->k_start + c0, end = first + n;
-    dkv_emuLoad(p, b->l->k, kvh, first, bn, end, p->dqk, b->k, b->ldq, 0);
-    dkv_emuLoad(p, b->l->k, kvh, first, bn, end, p->dqk, b->kt, b->ldk, 1);
-    dkv_emuLoad(p, b->l->v, kvh, first, bn, end, p->dv, b->vt, b->ldk, 1);
+    int64_t first = s->k_start + c0, from = b->e->fault == F_K1 && s->depth == 0 ? c0 : first, end = from + n;
+    dkv_emuLoad(p, b->l->k, kvh, from, bn, end, p->dqk, b->k, b->ldq, 0);
+    dkv_emuLoad(p, b->l->k, kvh, from, bn, end, p->dqk, b->kt, b->ldk, 1);
+    dkv_emuLoad(p, b->l->v, kvh, from, bn, end, p->dv, b->vt, b->ldk, 1);
     memset(b->sum_k, 0, (size_t)bn * b->ldq * sizeof *b->sum_k);
     memset(b->sum_v, 0, (size_t)bn * b->ldv * sizeof *b->sum_v);
     for (int h = kvh * g; h < (kvh + 1) * g; h++)
         for (int i = segment; i < p->n_segments && (i == segment || p->segments[i].depth > s->depth); i++) {
             const dualkv_range *seen = findRange(p, &p->segments[i], s);
-            if (seen) walkRows(b, &p->segments[i], seen, h, c0);
+            if (!seen || !beforeSegment(b, s, i)) continue;
+            walkRows(b, &p->segments[i], seen, h, c0);
+            if (b->e->fault == F_E1 && s->depth == 0 && i > segment) scaleSums(b, 1.0f, dkv_fault16(p));
         }
-    for (int j = 0; j < n; j++) {
-        float *dk = b->sum_k + (int64_t)j * b->ldq;
-        for (int c = 0; c < p->dqk; c++) dk[c] *= p->scale;
-        dkv_emuStore(p, b->l->dk, kvh, first + j, p->dqk, dk);
-        dkv_emuStore(p, b->l->dv, kvh, first + j, p->dv, b->sum_v + (int64_t)j * b->ldv);
-    }
+    storeKeys(b, segment, kvh, c0, n);
 }
 
 static void storeQueries(backward *b) {
     const dualkv_problem *p = b->p;
-    for (int64_t row = 0; row < p->tq; row++)
+    int64_t n = p->tq, tail = p->n_segments ? p->segments[p->n_segments - 1].q_len % b->e->bm : 0;
+    for (int64_t row = 0; row < (b->e->fault == F_I1 ? n - tail : n); row++)
         for (int h = 0; h < p->hq; h++) {
             float *dq = b->sum_q + (row * p->hq + h) * b->ldq;
             for (int c = 0; c < p->dqk; c++) dq[c] *= p->scale;
+            if (b->e->fault == F_X11) dkv_faultCut(p, dq, p->dqk);
             dkv_emuStore(p, b->l->dq, h, row, p->dqk, dq);
         }
 }
@@ -135,7 +220,7 @@ static void storeQueries(backward *b) {
 static void storeSink(backward *b) {
     for (int h = 0; h < b->p->hq; h++) {
         float sum = 0.0f;
-        for (int64_t row = 0; row < b->p->tq; row++) {
+        for (int64_t row = b->e->fault == F_X19 ? b->p->segments[0].q_len : 0; row < b->p->tq; row++) {
             float p = b->l->sink[h], lse = *dkv_emuAt(b->l->lse, row, h);
             dkv_emuExp(&p, 1, lse == -INFINITY ? 0.0f : lse);
             sum -= p * b->delta[h * b->p->tq + row];
@@ -147,11 +232,12 @@ static void storeSink(backward *b) {
 static void walkKeys(backward *b) {
     const dualkv_problem *p = b->p;
     int64_t bn = b->e->bn;
+    const int down = b->e->fault == F_H4 && b->e->launches % 4 == 0 ? !b->e->down : b->e->down;
     for (int kvh = 0; kvh < p->hkv; kvh++)
         for (int i = 0; i < p->n_segments; i++) {
-            int segment = b->e->down ? p->n_segments - 1 - i : i;
+            int segment = down ? p->n_segments - 1 - i : i;
             int64_t n = (p->segments[segment].k_len + bn - 1) / bn;
-            for (int64_t t = 0; t < n; t++) ownKeyTile(b, segment, kvh, (b->e->down ? n - 1 - t : t) * bn);
+            for (int64_t t = 0; t < n; t++) ownKeyTile(b, segment, kvh, (down ? n - 1 - t : t) * bn);
         }
 }
 
@@ -174,7 +260,7 @@ int dkv_emuBackward(dkv_emu *e, const dualkv_launch *l) {
     b.cap = dkv_emuScratch(bm * b.ldk);
     if (!b.k || !b.kt || !b.vt || !b.sum_k || !b.sum_v || !b.q || !b.d_o || !b.s || !b.ds || !b.cap) goto done;
     memset(b.sum_q, 0, (size_t)p->tq * p->hq * b.ldq * sizeof *b.sum_q);
-    computeDelta(&b);
+    computeDeltas(&b);
     walkKeys(&b);
     storeQueries(&b);
     if (p->sink) storeSink(&b);

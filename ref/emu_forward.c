@@ -3,10 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "emu_impl.h"
+#include "emu_fault.h"
 
 typedef struct row_state {
     float max, sum; /* of the scores seen so far; sum of exp(score - max) */
+    float before;   /* fault D5: LSE of the ranges before this one */
 } row_state;
 
 typedef struct forward {
@@ -27,14 +28,22 @@ typedef struct forward {
 static void softmaxRow(forward *f, const dkv_emuTile *t, int i) {
     float *x = f->s + (int64_t)i * f->ldk, *o = f->o + (int64_t)i * f->ldv;
     row_state *st = &f->state[i];
+    const int fault = f->e->fault;
     float max = st->max;
     for (int c = 0; c < f->e->bn; c++)
         if (x[c] > max) max = x[c];
-    float base = max == -INFINITY ? 0.0f : max, corr = st->max - base;
+    float base = max == -INFINITY && !(fault == F_C3 && t->own) ? 0.0f : max, corr = st->max - base;
+    if (fault == F_D4 && t->later) corr = st->max * 1.44269504f - base;
     dkv_emuExp(&corr, 1, 0.0f);
+    if (fault == F_D1 && t->later) corr = 1.0f;
     dkv_emuExp(x, f->e->bn, base);
+    if (fault == F_E5) dkv_faultFlush(x, f->e->bn);
+    if (fault == F_X13) dkv_emuRound(x, f->e->bn, DUALKV_FP16);
+    if (fault == F_X8) dkv_emuRound(x, f->e->bn, f->p->dtype);
     float sum = 0.0f;
-    for (int c = 0; c < t->nv; c++) sum += x[c];
+    for (int c = 0; c < (fault == F_X5 ? f->e->bn : t->nv); c++) sum += x[c];
+    if (fault == F_D5 && t->later) st->before = st->max + dkv_emuLog(st->sum);
+    if (fault == F_E2 && t->later) dkv_emuRound(o, f->p->dv, dkv_fault16(f->p));
     st->sum = st->sum * corr + sum;
     st->max = max;
     for (int c = 0; c < f->p->dv; c++) o[c] *= corr;
@@ -43,48 +52,83 @@ static void softmaxRow(forward *f, const dkv_emuTile *t, int i) {
 
 static void forwardTile(forward *f, const dkv_emuTile *t) {
     const dualkv_problem *p = f->p;
-    int kvh = t->h / (p->hq / p->hkv), bn = f->e->bn;
+    const int fault = f->e->fault, kvh = fault == F_X7 ? t->h % p->hkv : t->h / (p->hq / p->hkv), bn = f->e->bn;
+    const int dqk = fault == F_B8 && p->dqk > 64 ? p->dqk / 64 * 64 : p->dqk;
     int64_t first = t->g->k_start + t->c0;
     /* K past the range: the neighbour's rows, scored and masked. V past the range: zeros, for 0 * NaN is NaN. */
     dkv_emuLoad(p, f->l->k, kvh, first, bn, p->tk, p->dqk, f->kt, f->ldk, 1);
-    dkv_emuLoad(p, f->l->v, kvh, first, bn, first + t->nv, p->dv, f->v, f->ldv, 0);
+    dkv_emuLoad(p, f->l->v, kvh, first, bn, fault == F_B3 ? p->tk : first + t->nv, p->dv, f->v, f->ldv, 0);
     memset(f->s, 0, (size_t)t->m * f->ldk * sizeof *f->s);
-    dkv_emuMultiply(&(dkv_emuProduct){f->e->tc, t->m, bn, p->dqk, f->q, f->ldq, 1, f->kt, f->ldk, f->s, f->ldk});
+    dkv_emuMultiply(&(dkv_emuProduct){f->e->tc, t->m, bn, dqk, f->q, f->ldq, 1, f->kt, f->ldk, f->s, f->ldk});
+    if (fault == F_D7 && !t->own) dkv_emuRound(f->s, (int64_t)t->m * f->ldk, DUALKV_FP16);
     dkv_emuScores(f->e, t, f->s, NULL, f->ldk);
     for (int i = 0; i < t->m; i++) softmaxRow(f, t, i);
     dkv_emuMultiply(&(dkv_emuProduct){f->e->tc, t->m, p->dv, bn, f->s, f->ldk, 1, f->v, f->ldv, f->o, f->ldv});
 }
 
 /* All tiles of one range that the rows [r0, r0 + m) need, counted from the range's start. */
-static void walkRange(forward *f, const dualkv_segment *s, const dualkv_range *g, int h, int64_t r0, int m) {
+static void walkRange(forward *f, const dualkv_segment *s, const dualkv_range *g, int h, int64_t r0, int m, int later) {
+    dkv_emuView w;
     int64_t lo, hi, bn = f->e->bn;
-    dkv_walkSpan(f->p, s, g, r0, r0 + m, &lo, &hi);
+    dkv_emuLook(f->e, 0, f->p, s, g, &w);
+    dkv_walkSpan(&w.p, &w.s, &w.g, r0, r0 + m, &lo, &hi);
     if (lo >= hi) return;
     int64_t first = lo / bn, n = (hi - 1) / bn - first + 1;
     for (int64_t i = 0; i < n; i++) {
         int64_t c0 = (f->e->down ? first + n - 1 - i : first + i) * bn;
-        dkv_emuTile t = {f->p, s, g, r0, c0, m, (int)dkv_walkMin(bn, g->len - c0), h, 0};
-        t.kind = dkv_walkTile(f->p, s, g, r0, r0 + m, c0, c0 + t.nv);
-        if (t.kind) forwardTile(f, &t);
+        dkv_emuTile t = {&w.p, &w.s, &w.g, r0, c0, m, (int)dkv_walkMin(bn, w.g.len - c0), h, 0, w.own, later};
+        t.kind = dkv_walkTile(&w.p, &w.s, &w.g, r0, r0 + m, c0, c0 + t.nv);
+        if (!t.kind) continue;
+        forwardTile(f, &t);
+        later = 0;
     }
 }
 
+/* Fault D5. Where exp(b - a) overflows, LSE is infinite and the prefix's weight exp(a - LSE) is 0. */
+static void mergeNaively(const forward *f, float before, float *lse, float *o) {
+    float w = *lse;
+    dkv_emuExp(&w, 1, before);
+    if (!isinf(w) || before == -INFINITY) return;
+    *lse = before + w;
+    memset(o, 0, (size_t)f->p->dv * sizeof *o);
+}
+
+static void storeRow(const forward *f, const dualkv_segment *s, int64_t row, int h, const float *o) {
+    dualkv_tensor to = f->l->o;
+    const int fault = f->e->fault;
+    const int dv = fault == F_B8 && f->p->dv > 64 ? f->p->dv / 64 * 64 : f->p->dv;
+    if (fault == F_I8 && s->range_count > 1) { /* from the segment's first row on, Dv elements a row */
+        to.data = (char *)to.data + s->q_start * to.row * (int64_t)dkv_emuSize(f->p->dtype);
+        to.row = f->p->dv < to.row ? f->p->dv : to.row;
+        row -= s->q_start;
+    }
+    dkv_emuStore(f->p, to, h, row, dv, o);
+    if (fault == F_X16 && row == f->p->tq - 1) dkv_emuStore(f->p, to, h, row + 1, dv, o);
+}
+
 /* The sink is one more logit whose value is 0; O is divided once, at the end. */
-static void finishRow(forward *f, int i, int64_t row, int h) {
+static void finishRow(forward *f, const dualkv_segment *s, int i, int64_t row, int h) {
     row_state st = f->state[i];
-    float *o = f->o + (int64_t)i * f->ldv;
+    const int fault = f->e->fault;
+    float *o = f->o + (int64_t)i * f->ldv, before = st.max + dkv_emuLog(st.sum), lse;
     if (f->p->sink) {
         float sink = f->l->sink[h], max = sink > st.max ? sink : st.max, base = max == -INFINITY ? 0.0f : max;
         float part[4] = {st.max, sink};
         dkv_emuExp(part, 4, base);
-        st.sum = st.sum * part[0] + part[1];
+        st.sum = st.sum * part[0] + (fault == F_X18 && s->range_count ? part[1] * (float)s->range_count : part[1]);
         st.max = max;
         for (int c = 0; c < f->p->dv; c++) o[c] *= part[0];
     }
     if (st.sum != 0.0f)
         for (int c = 0; c < f->p->dv; c++) o[c] /= st.sum;
-    dkv_emuStore(f->p, f->l->o, h, row, f->p->dv, o);
-    *dkv_emuAt(f->l->lse, row, h) = st.sum == 0.0f ? -INFINITY : st.max + dkv_emuLog(st.sum);
+    lse = st.sum == 0.0f ? -INFINITY : st.max + dkv_emuLog(st.sum);
+    if (fault == F_C2 && st.sum == 0.0f) lse = -49994.0f;
+    if (fault == F_D3 && s->range_count > 1) lse *= 1.44269504f;
+    if (fault == F_X10) lse = before;
+    if (fault == F_D5 && s->range_count > 1) mergeNaively(f, st.before, &lse, o);
+    if (fault == F_X11) dkv_faultCut(f->p, o, f->p->dv);
+    storeRow(f, s, row, h, o);
+    *dkv_emuAt(f->l->lse, row, h) = lse;
 }
 
 static void forwardRows(forward *f, const dualkv_segment *s, int h, int64_t r0) {
@@ -92,12 +136,23 @@ static void forwardRows(forward *f, const dualkv_segment *s, int h, int64_t r0) 
     int m = (int)dkv_walkMin(f->e->bm, s->q_len - r0);
     dkv_emuLoad(p, f->l->q, h, s->q_start + r0, m, p->tq, p->dqk, f->q, f->ldq, 0);
     memset(f->o, 0, (size_t)m * f->ldv * sizeof *f->o);
-    for (int i = 0; i < m; i++) f->state[i] = (row_state){-INFINITY, 0.0f};
+    for (int i = 0; i < m; i++) f->state[i] = (row_state){-INFINITY, 0.0f, -INFINITY};
     for (int i = 0; i < s->range_count; i++) {
         int at = f->e->down ? s->range_count - 1 - i : i;
-        walkRange(f, s, &p->ranges[s->range_begin + at], h, r0, m);
+        walkRange(f, s, &p->ranges[s->range_begin + at], h, r0, m, i > 0);
     }
-    for (int i = 0; i < m; i++) finishRow(f, i, s->q_start + r0 + i, h);
+    for (int i = 0; i < m; i++) finishRow(f, s, i, s->q_start + r0 + i, h);
+}
+
+/* Fault X17. */
+static void scaleQueries(const forward *f) {
+    const dualkv_problem *p = f->p;
+    for (int64_t row = 0; row < p->tq; row++)
+        for (int h = 0; h < p->hq; h++) {
+            dkv_emuLoad(p, f->l->q, h, row, 1, p->tq, p->dqk, f->q, f->ldq, 0);
+            for (int c = 0; c < p->dqk; c++) f->q[c] *= p->scale;
+            dkv_emuStore(p, f->l->q, h, row, p->dqk, f->q);
+        }
 }
 
 int dkv_emuForward(dkv_emu *e, const dualkv_launch *l) {
@@ -115,6 +170,7 @@ int dkv_emuForward(dkv_emu *e, const dualkv_launch *l) {
     for (int i = 0; i < p->n_segments; i++)
         for (int h = 0; h < p->hq; h++)
             for (int64_t r0 = 0; r0 < p->segments[i].q_len; r0 += e->bm) forwardRows(&f, &p->segments[i], h, r0);
+    if (e->fault == F_X17) scaleQueries(&f);
     rc = 0;
 done:
     free(f.q);

@@ -13,7 +13,10 @@ typedef struct dkv_emu {
     int bm, bn; /* query rows and keys a tile */
     int tc;     /* acc=tc */
     int down;   /* order=down: last key tile first */
+    int fault;  /* dkv_faultId */
     uint64_t launches;
+    dualkv_range *first_ranges; /* fault J1: the ranges of the first call, owned */
+    int64_t n_first_ranges;
     char why[160]; /* of the last refusal */
 } dkv_emu;
 
@@ -26,6 +29,7 @@ typedef struct dkv_emuTile {
     int64_t r0, c0;
     int m, nv, h;
     int kind; /* as dkv_walkTile: 1 all visible, 2 look at each */
+    int own, later; /* the range is the segment's own; the first tile walked of a later range */
 } dkv_emuTile;
 
 static inline int dkv_emuPad(int n) { return (n + 15) / 16 * 16; } /* floats a row of a scratch tile */
@@ -49,7 +53,8 @@ float *dkv_emuScratch(size_t n);
 
 int dkv_emuForward(dkv_emu *e, const dualkv_launch *l);  /* 0, or -1: out of memory */
 int dkv_emuBackward(dkv_emu *e, const dualkv_launch *l);
-/* Backward's workspace: dQ accumulators fp32 [tq, hq, pad(dqk)], then delta fp32 [hq, tq]. SIZE_MAX on overflow. */
+/* Backward's workspace: dQ accumulators fp32 [tq, hq, pad(dqk)], then delta fp32 [hq, tq] and one unused place.
+ * SIZE_MAX on overflow. */
 size_t dkv_emuWorkspace(const dualkv_problem *p);
 
 #endif

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "emu_impl.h"
+#include "emu_fault.h"
 
 float *dkv_emuScratch(size_t n) {
     if (n == 0) n = 1;
@@ -37,6 +37,7 @@ void dkv_emuStore(const dualkv_problem *p, dualkv_tensor t, int head, int64_t ro
 void dkv_emuScores(const dkv_emu *e, const dkv_emuTile *t, float *s, float *cap, int ld) {
     const dualkv_problem *p = t->p;
     int64_t past = t->s->context - t->g->pos - t->c0; /* position of row r less that of column c: r - c + past */
+    if (e->fault == F_G5 && t->own) past -= t->s->context;
     for (int i = 0; i < t->m; i++) {
         float *x = s + (int64_t)i * ld;
         int64_t r = t->r0 + i;
@@ -52,6 +53,6 @@ void dkv_emuScores(const dkv_emu *e, const dkv_emuTile *t, float *s, float *cap,
         if (t->kind != 1)
             for (int c = 0; c < t->nv; c++)
                 if (!dkv_walkSees(p, t->s, t->g, r, t->c0 + c)) x[c] = -INFINITY;
-        for (int c = t->nv; c < e->bn; c++) x[c] = -INFINITY;
+        for (int c = t->nv; c < e->bn && e->fault != F_X5; c++) x[c] = -INFINITY;
     }
 }

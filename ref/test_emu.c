@@ -14,12 +14,13 @@
 #include "emu_math.h"
 #include "reference.h"
 
-/* One problem with random inputs, and what a kernel made of it. `pad` elements between rows and heads. */
+/* One problem with random inputs, and what a kernel made of it. */
 typedef struct trial {
     dkv_problem p;
     dkv_layout l;
     dkv_inputs in;
     dkv_outputs out;
+    int64_t damage; /* bytes changed past the ends of outputs and workspace, inputs changed */
 } trial;
 
 static uint64_t next(uint64_t *x) {
@@ -62,25 +63,41 @@ static void close_trial(trial *t) {
     dkv_freeProblem(&t->p);
 }
 
-/* A strided copy of a packed tensor, slack and outputs full of NaN. rows x heads x d elements of `size` bytes. */
-static dualkv_tensor spread(const void *from, int64_t rows, int64_t heads, int64_t d, int64_t size, int64_t pad) {
-    dualkv_tensor t = {NULL, heads * (d + pad) + pad, d + pad};
-    size_t bytes = (size_t)((rows * t.row + 1) * size);
-    t.data = malloc(bytes);
-    assert_non_null(t.data);
-    memset(t.data, 0xff, bytes);
+/* A strided copy of a packed tensor of rows x heads x d elements, `pad` elements between heads and rows; slack (a row
+ * at the end included) and outputs full of NaN. */
+typedef struct block {
+    dualkv_tensor t;
+    size_t bytes, used; /* used: up to the end of the last element */
+    void *before;       /* inputs: a copy */
+} block;
+
+static block spread(const void *from, int64_t rows, int64_t heads, int64_t d, int64_t size, int64_t pad) {
+    block b = {.t = {NULL, heads * (d + pad) + pad, d + pad}};
+    b.used = rows ? (size_t)(((rows - 1) * b.t.row + (heads - 1) * b.t.head + d) * size) : 0;
+    b.bytes = (size_t)((rows + 1) * b.t.row * size);
+    b.t.data = malloc(b.bytes);
+    b.before = malloc(b.bytes);
+    assert_true(b.t.data && b.before);
+    memset(b.t.data, 0xff, b.bytes);
     for (int64_t r = 0; from && r < rows; r++)
         for (int64_t h = 0; h < heads; h++)
-            memcpy((char *)t.data + (r * t.row + h * t.head) * size, (const char *)from + (r * heads + h) * d * size,
-                   (size_t)(d * size));
-    return t;
+            memcpy((char *)b.t.data + (r * b.t.row + h * b.t.head) * size,
+                   (const char *)from + (r * heads + h) * d * size, (size_t)(d * size));
+    memcpy(b.before, b.t.data, b.bytes);
+    return b;
 }
-static void gather(dualkv_tensor t, int64_t rows, int64_t heads, int64_t d, dualkv_dtype type, double *to) {
+/* Frees an input, or an output after decoding it; what changed that should not have. */
+static int64_t collect(block b, int64_t rows, int64_t heads, int64_t d, dualkv_dtype type, double *to) {
+    int64_t damage = 0, size = (int64_t)dkv_dtypeSize(type);
+    for (size_t i = to ? b.used : 0; i < b.bytes; i++)
+        damage += ((char *)b.t.data)[i] != ((char *)b.before)[i];
     for (int64_t r = 0; to && r < rows; r++)
         for (int64_t h = 0; h < heads; h++)
-            dkv_decodeArray((char *)t.data + (r * t.row + h * t.head) * (int64_t)dkv_dtypeSize(type), type, (size_t)d,
+            dkv_decodeArray((char *)b.t.data + (r * b.t.row + h * b.t.head) * size, type, (size_t)d,
                             to + (r * heads + h) * d);
-    free(t.data);
+    free(b.t.data);
+    free(b.before);
+    return damage;
 }
 static dualkv_tensor plane(const float *from, int64_t tq, int64_t hq, int64_t pad) { /* [hq, tq] */
     dualkv_tensor t = {calloc((size_t)(hq * (tq + pad) + 1), sizeof(float)), 1, tq + pad};
@@ -90,50 +107,62 @@ static dualkv_tensor plane(const float *from, int64_t tq, int64_t hq, int64_t pa
     return t;
 }
 
+static int64_t launch_backward(void *self, trial *t, dualkv_launch *l, int64_t pad) {
+    const dualkv_problem *p = &t->l.view;
+    const dualkv_dtype type = t->p.dtype;
+    const int64_t size = (int64_t)dkv_dtypeSize(type);
+    int64_t damage = 0;
+    char err[200] = "";
+    unsigned char *work;
+    l->workspace_size = dkv_emuKernel.workspace(self, p, 1);
+    l->workspace = work = malloc(l->workspace_size + 64);
+    assert_non_null(work);
+    memset(work, 0xff, l->workspace_size + 64);
+    block d_o = spread(t->in.d_o, p->tq, p->hq, p->dv, size, pad);
+    block dq = spread(NULL, p->tq, p->hq, p->dqk, size, pad), dk = spread(NULL, p->tk, p->hkv, p->dqk, size, pad);
+    block dv = spread(NULL, p->tk, p->hkv, p->dv, size, pad);
+    l->d_o = d_o.t;
+    l->dq = dq.t;
+    l->dk = dk.t;
+    l->dv = dv.t;
+    if (t->in.d_lse) l->d_lse = plane(t->in.d_lse, p->tq, p->hq, pad);
+    l->dsink = p->sink ? calloc((size_t)p->hq, sizeof(float)) : NULL;
+    if (dkv_emuKernel.backward(self, l, err, sizeof err)) fail_msg("%s", err);
+    for (int h = 0; p->sink && h < p->hq; h++) t->out.dsink[h] = l->dsink[h];
+    for (size_t i = l->workspace_size; i < l->workspace_size + 64; i++) damage += work[i] != 0xff;
+    damage += collect(d_o, p->tq, p->hq, p->dv, type, NULL);
+    damage += collect(dq, p->tq, p->hq, p->dqk, type, t->out.dq);
+    damage += collect(dk, p->tk, p->hkv, p->dqk, type, t->out.dk);
+    damage += collect(dv, p->tk, p->hkv, p->dv, type, t->out.dv);
+    free(l->dsink);
+    free(l->d_lse.data);
+    free(work);
+    return damage;
+}
+
 static void launch_trial(void *self, trial *t, int64_t pad) {
-    const dualkv_kernel *k = &dkv_emuKernel;
     const dualkv_problem *p = &t->l.view;
     const dualkv_dtype type = t->p.dtype;
     const int64_t size = (int64_t)dkv_dtypeSize(type);
     char err[200] = "";
     dualkv_launch l = {.size = sizeof l, .problem = p, .device_segments = p->segments, .device_ranges = p->ranges,
                        .device_alibi_slopes = p->alibi_slopes, .sink = t->in.sink};
-    assert_null(k->refuses(self, p));
-    l.q = spread(t->in.q, p->tq, p->hq, p->dqk, size, pad);
-    l.k = spread(t->in.k, p->tk, p->hkv, p->dqk, size, pad);
-    l.v = spread(t->in.v, p->tk, p->hkv, p->dv, size, pad);
-    l.o = spread(NULL, p->tq, p->hq, p->dv, size, pad);
+    assert_null(dkv_emuKernel.refuses(self, p));
+    block q = spread(t->in.q, p->tq, p->hq, p->dqk, size, pad), k = spread(t->in.k, p->tk, p->hkv, p->dqk, size, pad);
+    block v = spread(t->in.v, p->tk, p->hkv, p->dv, size, pad), o = spread(NULL, p->tq, p->hq, p->dv, size, pad + 1);
+    l.q = q.t;
+    l.k = k.t;
+    l.v = v.t;
+    l.o = o.t;
     l.lse = plane(NULL, p->tq, p->hq, pad);
-    assert_int_equal(k->workspace(self, p, 0), 0);
-    if (k->forward(self, &l, err, sizeof err)) fail_msg("%s", err);
-    if (p->grad) {
-        l.workspace_size = k->workspace(self, p, 1);
-        l.workspace = malloc(l.workspace_size + 1);
-        assert_non_null(l.workspace);
-        memset(l.workspace, 0xff, l.workspace_size);
-        l.d_o = spread(t->in.d_o, p->tq, p->hq, p->dv, size, pad);
-        if (t->in.d_lse) l.d_lse = plane(t->in.d_lse, p->tq, p->hq, pad);
-        l.dq = spread(NULL, p->tq, p->hq, p->dqk, size, pad);
-        l.dk = spread(NULL, p->tk, p->hkv, p->dqk, size, pad);
-        l.dv = spread(NULL, p->tk, p->hkv, p->dv, size, pad);
-        l.dsink = p->sink ? calloc((size_t)p->hq, sizeof(float)) : NULL;
-        if (k->backward(self, &l, err, sizeof err)) fail_msg("%s", err);
-        gather(l.dq, p->tq, p->hq, p->dqk, type, t->out.dq);
-        gather(l.dk, p->tk, p->hkv, p->dqk, type, t->out.dk);
-        gather(l.dv, p->tk, p->hkv, p->dv, type, t->out.dv);
-        for (int h = 0; p->sink && h < p->hq; h++) t->out.dsink[h] = l.dsink[h];
-        free(l.dsink);
-        free(l.d_o.data);
-        free(l.d_lse.data);
-        free(l.workspace);
-    }
-    gather(l.o, p->tq, p->hq, p->dv, type, t->out.o);
+    assert_int_equal(dkv_emuKernel.workspace(self, p, 0), 0);
+    if (dkv_emuKernel.forward(self, &l, err, sizeof err)) fail_msg("%s", err);
+    t->damage = p->grad ? launch_backward(self, t, &l, pad) : 0;
+    t->damage += collect(q, p->tq, p->hq, p->dqk, type, NULL) + collect(k, p->tk, p->hkv, p->dqk, type, NULL) +
+                 collect(v, p->tk, p->hkv, p->dv, type, NULL) + collect(o, p->tq, p->hq, p->dv, type, t->out.o);
     for (int64_t h = 0; h < p->hq; h++)
-        for (int64_t r = 0; r < p->tq; r++) t->out.lse[h * p->tq + r] = ((float *)l.lse.data)[h * l.lse.head + r];
+        for (int64_t r = 0; r < p->tq; r++) t->out.lse[h * p->tq + r] = *((float *)l.lse.data + h * l.lse.head + r);
     free(l.lse.data);
-    free(l.q.data);
-    free(l.k.data);
-    free(l.v.data);
 }
 
 static void run_trial(const char *line, const char *options, int64_t pad, trial *t) {
@@ -154,7 +183,7 @@ static int64_t count_different(const trial *a, const trial *b, dkv_tensor_id id)
     return bad;
 }
 static int64_t count_all_different(const trial *a, const trial *b) {
-    int64_t bad = 0;
+    int64_t bad = a->damage + b->damage;
     for (int id = 0; id < DKV_N_OUTPUTS; id++) bad += count_different(a, b, (dkv_tensor_id)id);
     return bad;
 }
@@ -263,19 +292,27 @@ static int same_segment(const trial *a, const trial *b, const dualkv_segment *s,
     return same;
 }
 
-/* NaN in all inputs of one response: nothing changes in the other responses, nor in the prompt's rows. */
+/* NaN in all inputs of one segment's own tokens. */
+static void plant_nan(trial *t, int segment) {
+    const dualkv_problem *p = &t->l.view;
+    const dualkv_segment *s = &p->segments[segment];
+    const int64_t size = (int64_t)dkv_dtypeSize(t->p.dtype);
+    const int64_t q = p->hq * p->dqk * size, o = p->hq * p->dv * size, k = p->hkv * p->dqk * size,
+                  v = p->hkv * p->dv * size;
+    memset((char *)t->in.q + s->q_start * q, 0xff, (size_t)(s->q_len * q));
+    memset((char *)t->in.d_o + s->q_start * o, 0xff, (size_t)(s->q_len * o));
+    memset((char *)t->in.k + s->k_start * k, 0xff, (size_t)(s->k_len * k));
+    memset((char *)t->in.v + s->k_start * v, 0xff, (size_t)(s->k_len * v));
+}
+
+/* Nothing changes in the other responses, nor in the prompt's rows. */
 static void test_isolation(void **state) {
     (void)state;
-    const char *line = "shape=21+3x13 heads=2:1 dim=16 dtype=bf16";
     for (int poisoned = 1; poisoned <= 3; poisoned++) {
         trial a, b;
-        run_trial(line, "bm=16,bn=16", 0, &a);
-        open_trial(line, &b);
-        const dualkv_segment *s = &b.l.view.segments[poisoned];
-        memset((uint16_t *)b.in.q + s->q_start * 32, 0xff, (size_t)s->q_len * 64);
-        memset((uint16_t *)b.in.d_o + s->q_start * 32, 0xff, (size_t)s->q_len * 64);
-        memset((uint16_t *)b.in.k + s->k_start * 16, 0xff, (size_t)s->k_len * 32);
-        memset((uint16_t *)b.in.v + s->k_start * 16, 0xff, (size_t)s->k_len * 32);
+        run_trial("shape=21+3x13 heads=2:1 dim=16", "bm=16,bn=16", 0, &a);
+        open_trial("shape=21+3x13 heads=2:1 dim=16", &b);
+        plant_nan(&b, poisoned);
         void *self = dkv_emuKernel.open("bm=16,bn=16", (char[200]){0}, 200);
         launch_trial(self, &b, 0);
         dkv_emuKernel.close(self);
@@ -286,6 +323,78 @@ static void test_isolation(void **state) {
         close_trial(&a);
         close_trial(&b);
     }
+}
+
+/* A line that each fault needs, where those above do not have it: long logits, a head dim that is no multiple of 64,
+ * many segments. */
+static const char *const fault_lines[] = {
+    "shape=9+3x21 heads=2:1 dim=24 dtype=fp32 scale=40 dlse=on",
+    "shape=9+3x21 heads=2:1 dim=24 dtype=fp16 scale=40",
+    "shape=20+2x9 heads=1:1 dim=72",
+    "shape=3+130x1 heads=2:1 dim=2",
+};
+
+/* Runs one line in an instance with a fault and in a clean one; NaN in segment `poisoned` unless it is 0. */
+static int differs(const char *line, void *clean, void *faulty, int poisoned) {
+    trial a, b;
+    open_trial(line, &a);
+    open_trial(line, &b);
+    if (poisoned) plant_nan(&a, poisoned), plant_nan(&b, poisoned);
+    launch_trial(clean, &a, 0);
+    launch_trial(faulty, &b, 0);
+    int differ = count_all_different(&a, &b) > 0;
+    close_trial(&a);
+    close_trial(&b);
+    return differ;
+}
+
+/* Each planted fault changes something, in one instance over a list of problems, one of them twice. */
+static void test_faults(void **state) {
+    (void)state;
+    char err[200], options[64];
+    int n = 0;
+    for (const dkv_fault *f; (f = dkv_listFault(n)); n++) {
+        snprintf(options, sizeof options, "fault=%s,bm=16,bn=16", f->id);
+        void *clean = dkv_emuKernel.open("bm=16,bn=16", err, sizeof err);
+        void *faulty = dkv_emuKernel.open(options, err, sizeof err);
+        assert_true(clean && faulty);
+        int seen = differs(lines[0], clean, faulty, 0) || differs(lines[0], clean, faulty, 0) ||
+                   differs("shape=21+3x13 heads=2:1 dim=16", clean, faulty, 2);
+        for (int i = 0; i < N_LINES && !seen; i++) seen = differs(lines[i], clean, faulty, 0);
+        for (size_t i = 0; i < sizeof fault_lines / sizeof *fault_lines && !seen; i++)
+            seen = differs(fault_lines[i], clean, faulty, 0);
+        if (!seen) fail_msg("fault %s changes nothing", f->id);
+        dkv_emuKernel.close(clean);
+        dkv_emuKernel.close(faulty);
+        assert_true(strlen(f->doc) > 10 && strlen(f->kind) > 1);
+    }
+    assert_true(n >= 50);
+}
+
+/* The control: P loses less than 2^-126, which |dP - D| and |q| (inputs are below M), the scale, and the sum over rows
+ * and heads can only raise to `limit`; and it is declared. */
+static void test_control(void **state) {
+    (void)state;
+    const double M = 4 * 0.5 * 1.7;
+    trial a, b;
+    dualkv_arithmetic declared = {.size = sizeof declared};
+    run_trial(fault_lines[0], "", 0, &a);
+    run_trial(fault_lines[0], "fault=E5", 0, &b);
+    const dualkv_problem *p = &a.l.view;
+    const double limit =
+        0x1p-126 * p->scale * (double)(p->tq * p->hq) * (2 * p->dv * M * M + M) * M; /* dLSE is below M too */
+    int64_t n[DKV_N_OUTPUTS];
+    dkv_countOutputs(&a.l, n);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        const double *x = dkv_outputAt(&a.out, (dkv_tensor_id)id), *y = dkv_outputAt(&b.out, (dkv_tensor_id)id);
+        for (int64_t i = 0; x && i < n[id]; i++) assert_true(x[i] == y[i] || fabs(x[i] - y[i]) <= limit);
+    }
+    void *self = dkv_emuKernel.open("fault=E5", (char[200]){0}, 200);
+    dkv_emuKernel.arithmetic(self, p, &declared);
+    assert_int_equal(declared.flushes, 1);
+    dkv_emuKernel.close(self);
+    close_trial(&a);
+    close_trial(&b);
 }
 
 static void test_options(void **state) {
@@ -402,7 +511,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_naive), cmocka_unit_test(test_bits),    cmocka_unit_test(test_isolation),
         cmocka_unit_test(test_options),       cmocka_unit_test(test_refusals), cmocka_unit_test(test_math),
-        cmocka_unit_test(test_tensor_core),
+        cmocka_unit_test(test_tensor_core),   cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_control),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
