@@ -1,0 +1,141 @@
+#include "suite.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fill.h"
+
+#ifndef DUALKV_DATADIR
+#define DUALKV_DATADIR "/usr/local/share/dualkv"
+#endif
+
+static bool has_suites(const char *dir) {
+    char path[PATH_MAX + 16];
+    struct stat st;
+    return snprintf(path, sizeof path, "%s/suites", dir) < (int)sizeof path && !stat(path, &st) &&
+           S_ISDIR(st.st_mode);
+}
+
+const char *dkv_dataDir(void) {
+    static char found[PATH_MAX];
+    const char *named = getenv("DUALKV_DATA");
+    if (named && *named) return named;
+    if (*found) return found;
+    char exe[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 16);
+    exe[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(exe, '/');
+    if (slash) {
+        strcpy(slash, "/../data");
+        if (has_suites(exe)) return strcpy(found, exe);
+    }
+    return strcpy(found, DUALKV_DATADIR);
+}
+
+/* A name is [a-z0-9_-]+; everything else is a path. */
+static bool is_name(const char *s) {
+    return *s && strlen(s) < 64 && s[strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789_-")] == 0;
+}
+
+static int open_suite(const char *name, char path[PATH_MAX], FILE **f, dkv_err *err) {
+    struct stat st;
+    bool named = is_name(name);
+    int n = named ? snprintf(path, PATH_MAX, "%s/suites/%s.txt", dkv_dataDir(), name)
+                  : snprintf(path, PATH_MAX, "%s", name);
+    if (n >= PATH_MAX) return dkv_fail(err, DKV_EUSER, "%.80s...: the path is too long", name);
+    *f = fopen(path, "rbe");
+    if (!*f && named)
+        return dkv_fail(err, DKV_EUSER, "unknown suite '%s' (%s: %s)", name, path, strerror(errno));
+    if (!*f) return dkv_fail(err, DKV_EUSER, "%s: %s", path, strerror(errno));
+    if (fstat(fileno(*f), &st) || S_ISDIR(st.st_mode)) {
+        fclose(*f);
+        return dkv_fail(err, DKV_EUSER, "%s: a directory, not a file of problem lines", path);
+    }
+    return 0;
+}
+
+/* Parses one line (comment removed) and appends it in canonical form. */
+static int add_line(dkv_suite *s, const char *path, int number, const char *line, int *room, dkv_err *err) {
+    dkv_problem p;
+    dkv_err why = {0};
+    char text[DKV_LINE_MAX];
+    int code = dkv_parseProblem(line, dkv_knownFill, &p, &why);
+    if (!code) code = dkv_printProblem(&p, text, sizeof text, &why);
+    dkv_freeProblem(&p);
+    if (code) return dkv_fail(err, code, "%s:%d: %s", path, number, why.text);
+    if (s->n == *room) {
+        char **lines = realloc(s->lines, (size_t)(*room * 2 + 16) * sizeof *lines);
+        if (!lines) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+        s->lines = lines;
+        *room = *room * 2 + 16;
+    }
+    if (!(s->lines[s->n] = strdup(text))) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+    s->n++;
+    return 0;
+}
+
+int dkv_loadSuite(const char *name, dkv_suite *out, dkv_err *err) {
+    char path[PATH_MAX], line[DKV_LINE_MAX + 2];
+    FILE *f = NULL;
+    int room = 0, code;
+    *out = (dkv_suite){0};
+    if ((code = open_suite(name, path, &f, err))) return code;
+    const char *stem = strrchr(path, '/');
+    snprintf(out->name, sizeof out->name, "%.63s", stem ? stem + 1 : path);
+    char *dot = strrchr(out->name, '.');
+    if (dot && dot != out->name) *dot = 0;
+    for (int number = 1; !code && fgets(line, sizeof line, f); number++) {
+        if (!strchr(line, '\n') && !feof(f)) {
+            code = dkv_fail(err, DKV_EUSER, "%s:%d: the line is too long", path, number);
+            break;
+        }
+        line[strcspn(line, "#\r\n")] = 0;
+        if (line[strspn(line, " \t")]) code = add_line(out, path, number, line, &room, err);
+    }
+    if (!code && ferror(f))
+        code = dkv_fail(err, DKV_EUSER, "%s: could not be read: %s", path, strerror(errno));
+    fclose(f);
+    if (code) dkv_freeSuite(out);
+    return code;
+}
+
+void dkv_freeSuite(dkv_suite *s) {
+    if (!s) return;
+    for (int i = 0; i < s->n; i++) free(s->lines[i]);
+    free(s->lines);
+    *s = (dkv_suite){0};
+}
+
+static int is_suite_file(const struct dirent *d) {
+    const char *dot = strrchr(d->d_name, '.');
+    return dot && dot != d->d_name && !strcmp(dot, ".txt") && dot - d->d_name < 64;
+}
+
+bool dkv_listSuite(int i, char name[64], char help[200]) {
+    char path[PATH_MAX + 300], line[400];
+    struct dirent **names = NULL;
+    snprintf(path, sizeof path, "%s/suites", dkv_dataDir());
+    int n = scandir(path, &names, is_suite_file, alphasort);
+    bool found = i >= 0 && i < n;
+    help[0] = 0;
+    if (found) {
+        snprintf(path, sizeof path, "%s/suites/%s", dkv_dataDir(), names[i]->d_name);
+        snprintf(name, 64, "%.*s", (int)(strrchr(names[i]->d_name, '.') - names[i]->d_name),
+                 names[i]->d_name);
+        FILE *f = fopen(path, "rbe");
+        if (f && fgets(line, sizeof line, f) && line[0] == '#') {
+            line[strcspn(line, "\r\n")] = 0;
+            snprintf(help, 200, "%.199s", line + 1 + strspn(line + 1, " "));
+        }
+        if (f) fclose(f);
+    }
+    for (int k = 0; k < n; k++) free(names[k]);
+    free(names);
+    return found;
+}
