@@ -20,8 +20,8 @@ static int parseTile(const char *word, const char *value, int *out, char *err, s
     return 0;
 }
 
-static int parseChoice(const char *word, const char *value, const char *zero, const char *one, int *out, char *err,
-                       size_t n) {
+static int parseChoice(const char *word, const char *value, const char *zero, const char *one, int *out,
+                       char *err, size_t n) {
     if (strcmp(value, zero) && strcmp(value, one)) {
         snprintf(err, n, "emu: %s: the choices are %s and %s", word, zero, one);
         return -1;
@@ -77,20 +77,27 @@ static void *emuOpen(const char *options, char *err, size_t n) {
 static const char *emuRefuses(void *self, const dualkv_problem *p) {
     dkv_emu *e = self;
     const char *why = NULL;
-    if (p->size < sizeof *p) why = "the problem is of an older ABI";
-    else if (p->dtype != DUALKV_BF16 && p->dtype != DUALKV_FP16 && p->dtype != DUALKV_FP32) why = "unknown dtype";
-    else if (p->dqk < 1 || p->dqk > 256 || p->dv < 1 || p->dv > 256) why = "head dims are 1 to 256";
-    else if (p->hkv < 1 || p->hq < 1 || p->hq % p->hkv) why = "the KV heads must divide the query heads";
-    else if (p->mask < DUALKV_CAUSAL || p->mask >= DUALKV_BIDIR) why = "inadmissible or unknown mask";
-    else if (p->alibi && !p->alibi_slopes) why = "alibi without slopes";
-    else if (e->tc && p->dtype == DUALKV_FP32) why = "acc=tc takes 16-bit operands";
+    if (p->size < sizeof *p)
+        why = "the problem is of an older ABI";
+    else if (p->dtype != DUALKV_BF16 && p->dtype != DUALKV_FP16 && p->dtype != DUALKV_FP32)
+        why = "unknown dtype";
+    else if (p->dqk < 1 || p->dqk > 256 || p->dv < 1 || p->dv > 256)
+        why = "head dims are 1 to 256";
+    else if (p->hkv < 1 || p->hq < 1 || p->hq % p->hkv)
+        why = "the KV heads must divide the query heads";
+    else if (p->mask < DUALKV_CAUSAL || p->mask >= DUALKV_BIDIR)
+        why = "inadmissible or unknown mask";
+    else if (p->alibi && !p->alibi_slopes)
+        why = "alibi without slopes";
+    else if (e->tc && p->dtype == DUALKV_FP32)
+        why = "acc=tc takes 16-bit operands";
     if (!why) return NULL;
     snprintf(e->why, sizeof e->why, "emu: %s", why);
     return e->why;
 }
 
-/* acc=tc, relative to the largest magnitude in a step: 16 of the 17 terms are cut by less than 2^-25, the sum by less
- * than 2^-23 (20 * 2^-25); expected loss on sums of one sign 1.68 * 2^-24 (tolerance page, measured). */
+/* acc=tc, relative to the largest magnitude in a step: 16 of the 17 terms are cut by less than 2^-25, the sum
+ * by less than 2^-23 (20 * 2^-25); expected loss on sums of one sign 1.68 * 2^-24 (tolerance page). */
 static void emuArithmetic(void *self, const dualkv_problem *p, dualkv_arithmetic *a) {
     const dkv_emu *e = self;
     int32_t low = p->dtype == DUALKV_FP32 ? DUALKV_EXACT : p->dtype;
@@ -168,13 +175,14 @@ static int emuBackward(void *self, const dualkv_launch *l, char *err, size_t n) 
 
 static uint64_t emuLaunches(void *self) { return ((dkv_emu *)self)->launches; }
 
-#define EMU_COMMON                                                                                                     \
-    .size = sizeof(dualkv_kernel), .abi = DUALKV_ABI, .memory = DUALKV_HOST, .alignment = 2, .open = emuOpen,          \
-    .close = emuClose, .refuses = emuRefuses, .arithmetic = emuArithmetic, .deterministic = emuDeterministic,          \
-    .workspace = emuWorkspace, .forward = emuForward, .backward = emuBackward, .launches = emuLaunches
+#define EMU_COMMON                                                                                           \
+    .size = sizeof(dualkv_kernel), .abi = DUALKV_ABI, .memory = DUALKV_HOST, .alignment = 2,                 \
+    .open = emuOpen, .close = emuClose, .refuses = emuRefuses, .arithmetic = emuArithmetic,                  \
+    .deterministic = emuDeterministic, .workspace = emuWorkspace, .forward = emuForward,                     \
+    .backward = emuBackward, .launches = emuLaunches
 
-const dualkv_kernel dkv_emuKernel = {
-    EMU_COMMON, .name = "emu", .doc = "CPU emulation of the fused shared-prompt kernel, tile by tile"};
+const dualkv_kernel dkv_emuKernel = {EMU_COMMON, .name = "emu",
+                                     .doc = "CPU emulation of the fused shared-prompt kernel, tile by tile"};
 const dualkv_kernel dkv_emuReplicatedKernel = {
-    EMU_COMMON, .name = "emu-replicated", .doc = "the same arithmetic on replicated sequences: the same-precision peer",
-    .replicated = 1};
+    EMU_COMMON, .name = "emu-replicated",
+    .doc = "the same arithmetic on replicated sequences: the same-precision peer", .replicated = 1};

@@ -3,8 +3,9 @@
  *   emu             packed, two or more key ranges a row
  *   emu-replicated  the same arithmetic, standard attention on the replicated layout: the same-precision peer
  *
- * Options: bm=N, bn=N (query and key tile, default 64), acc=rn|tc (fp32 accumulation one product a step to nearest;
- * or the tensor core's k16 truncating sum), order=up|down, fault=ID (one planted fault, table in emu_fault.c). */
+ * Options: bm=N, bn=N (query and key tile, default 64), acc=rn|tc (fp32 accumulation one product a step to
+ * nearest; or the tensor core's k16 truncating sum), order=up|down, fault=ID (one planted fault, table in
+ * emu_fault.h). */
 #ifndef DKV_EMU_H
 #define DKV_EMU_H
 

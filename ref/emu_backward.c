@@ -1,5 +1,6 @@
-/* Backward: delta first, then each key tile of each segment walks the rows of the segment and of all its descendants,
- * for every query head of its KV head. The tile owns its dK and dV; dQ is summed over key tiles in fp32, in fixed order. */
+/* Backward: delta first, then each key tile of each segment walks the rows of the segment and of all its
+ * descendants, for every query head of its KV head. The tile owns its dK and dV; dQ is summed over key tiles
+ * in fp32, in fixed order. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +12,9 @@ typedef struct backward {
     const dualkv_launch *l;
     const dualkv_problem *p;
     int ldk, ldq, ldv;
-    float *sum_q; /* workspace: dQ accumulators [tq, hq, ldq] */
-    float *delta; /* workspace: [hq, tq], dO.O - dLSE, and one place that is never written */
-    float *k, *kt, *vt; /* the key tile: [bn, ldq], [dqk, ldk], [dv, ldk] */
+    float *sum_q;         /* workspace: dQ accumulators [tq, hq, ldq] */
+    float *delta;         /* workspace: [hq, tq], dO.O - dLSE, and one place that is never written */
+    float *k, *kt, *vt;   /* the key tile: [bn, ldq], [dqk, ldk], [dv, ldk] */
     float *sum_k, *sum_v; /* its gradients: [bn, ldq], [bn, ldv] */
     float *q, *d_o;       /* the query tile: [bm, ldq], [bm, ldv] */
     float *s, *ds, *cap;  /* [bm, ldk]: scores, then P; dP, then dS; tanh(s/softcap) */
@@ -23,7 +24,8 @@ size_t dkv_emuWorkspace(const dualkv_problem *p) {
     size_t rows, a, b, n;
     if (__builtin_mul_overflow((size_t)p->tq, (size_t)p->hq, &rows) ||
         __builtin_mul_overflow(rows, (size_t)dkv_emuPad(p->dqk) * sizeof(float), &a) ||
-        __builtin_mul_overflow(rows, sizeof(float), &b) || __builtin_add_overflow(a, b, &n) || __builtin_add_overflow(n, sizeof(float), &n))
+        __builtin_mul_overflow(rows, sizeof(float), &b) || __builtin_add_overflow(a, b, &n) ||
+        __builtin_add_overflow(n, sizeof(float), &n))
         return SIZE_MAX;
     return n;
 }
@@ -69,7 +71,7 @@ static void computeDeltas(backward *b) {
     }
 }
 
-/* P from the score and LSE, dS from dP and delta. A row without keys has LSE = -inf: 0 is subtracted instead. */
+/* P from the score and LSE, dS from dP and delta. A row without keys, LSE = -inf, subtracts 0. */
 static void gradientRow(backward *b, const dkv_emuTile *t, int i) {
     const dualkv_problem *p = t->p;
     const int fault = b->e->fault, n = fault == F_B2 ? b->e->bn : t->nv;
@@ -109,16 +111,18 @@ static void backwardTile(backward *b, const dkv_emuTile *t) {
     dkv_emuMultiply(&(dkv_emuProduct){tc, m, bn, p->dv, b->d_o, b->ldv, 1, b->vt, ldk, b->ds, ldk});
     dkv_emuScores(b->e, &whole, b->s, b->cap, ldk);
     for (int i = 0; i < m; i++) gradientRow(b, t, i);
-    /* Columns past the range are left out of all three products: a limited context may end in the middle of a tile. */
+    /* Columns past the range are left out of all three products: a limited context may end in the middle of a
+     * tile. */
     dkv_emuMultiply(&(dkv_emuProduct){tc, t->nv, p->dv, m, b->s, 1, ldk, b->d_o, b->ldv, b->sum_v, b->ldv});
     dkv_emuMultiply(&(dkv_emuProduct){tc, t->nv, p->dqk, m, b->ds, 1, ldk, b->q, b->ldq, b->sum_k, b->ldq});
-    dkv_emuMultiply(&(dkv_emuProduct){tc, t->m, p->dqk, n, b->ds, ldk, 1, b->k, b->ldq, sum_q,
-                                      (int64_t)p->hq * b->ldq});
+    dkv_emuMultiply(
+        &(dkv_emuProduct){tc, t->m, p->dqk, n, b->ds, ldk, 1, b->k, b->ldq, sum_q, (int64_t)p->hq * b->ldq});
     for (int i = 0; i < t->m && fault == F_X15; i++)
         dkv_emuRound(sum_q + (int64_t)i * p->hq * b->ldq, p->dqk, dkv_fault16(p));
 }
 
-/* Rows of segment d that need the keys [c0, c0 + bn) of range g, in query tiles counted from the segment's start. */
+/* Rows of segment d that need the keys [c0, c0 + bn) of range g, in query tiles counted from the segment's
+ * start. */
 static void walkRows(backward *b, const dualkv_segment *d, const dualkv_range *g, int h, int64_t c0) {
     int64_t lo, hi, bm = b->e->bm;
     dkv_emuView w;
@@ -134,8 +138,9 @@ static void walkRows(backward *b, const dualkv_segment *d, const dualkv_range *g
     }
 }
 
-/* What d sees of segment s: a range that starts at its first key (ranges without keys are left out), or NULL. */
-static const dualkv_range *findRange(const dualkv_problem *p, const dualkv_segment *d, const dualkv_segment *s) {
+/* What d sees of segment s: a range that starts at its first key (ranges have keys), or NULL. */
+static const dualkv_range *findRange(const dualkv_problem *p, const dualkv_segment *d,
+                                     const dualkv_segment *s) {
     for (int i = 0; i < d->range_count; i++)
         if (p->ranges[d->range_begin + i].k_start == s->k_start) return &p->ranges[d->range_begin + i];
     return NULL;
@@ -171,6 +176,7 @@ static void storeKeys(backward *b, int segment, int kvh, int64_t c0, int n) {
     const int fault = b->e->fault, children = s->depth == 0 ? countChildren(p, segment) : 0;
     int64_t to = s->k_start + c0;
     if (fault == F_K3 && children > 1) scaleSums(b, 1.0f / (float)children, DUALKV_EXACT);
+    if (fault == F_X33 && s->q_len == 0) scaleSums(b, 0.0f, DUALKV_EXACT);
     if (fault == F_L10 && children > 1) scaleSums(b, (float)(children - 1) / (float)children, DUALKV_EXACT);
     if (fault == F_I1 && to + n == p->tk && n < b->e->bn) return;
     for (int i = 0; i < segment && fault == F_F3 && s->depth > 0; i++)
@@ -194,13 +200,15 @@ static void ownKeyTile(backward *b, int segment, int kvh, int64_t c0) {
     dkv_emuLoad(p, b->l->v, kvh, from, bn, end, p->dv, b->vt, b->ldk, 1);
     memset(b->sum_k, 0, (size_t)bn * b->ldq * sizeof *b->sum_k);
     memset(b->sum_v, 0, (size_t)bn * b->ldv * sizeof *b->sum_v);
-    for (int h = kvh * g; h < (kvh + 1) * g; h++)
+    for (int j = 0; j < g; j++) {
+        const int h = b->e->fault == F_X32 ? j * p->hkv + kvh : kvh * g + j;
         for (int i = segment; i < p->n_segments && (i == segment || p->segments[i].depth > s->depth); i++) {
             const dualkv_range *seen = findRange(p, &p->segments[i], s);
             if (!seen || !beforeSegment(b, s, i)) continue;
             walkRows(b, &p->segments[i], seen, h, c0);
             if (b->e->fault == F_E1 && s->depth == 0 && i > segment) scaleSums(b, 1.0f, dkv_fault16(p));
         }
+    }
     storeKeys(b, segment, kvh, c0, n);
 }
 
@@ -243,7 +251,12 @@ static void walkKeys(backward *b) {
 
 int dkv_emuBackward(dkv_emu *e, const dualkv_launch *l) {
     const dualkv_problem *p = l->problem;
-    backward b = {.e = e, .l = l, .p = p, .ldk = dkv_emuPad(e->bn), .ldq = dkv_emuPad(p->dqk), .ldv = dkv_emuPad(p->dv)};
+    backward b = {.e = e,
+                  .l = l,
+                  .p = p,
+                  .ldk = dkv_emuPad(e->bn),
+                  .ldq = dkv_emuPad(p->dqk),
+                  .ldv = dkv_emuPad(p->dv)};
     size_t bm = (size_t)e->bm, bn = (size_t)e->bn;
     int rc = -1;
     b.sum_q = l->workspace;
@@ -258,7 +271,8 @@ int dkv_emuBackward(dkv_emu *e, const dualkv_launch *l) {
     b.s = dkv_emuScratch(bm * b.ldk);
     b.ds = dkv_emuScratch(bm * b.ldk);
     b.cap = dkv_emuScratch(bm * b.ldk);
-    if (!b.k || !b.kt || !b.vt || !b.sum_k || !b.sum_v || !b.q || !b.d_o || !b.s || !b.ds || !b.cap) goto done;
+    if (!b.k || !b.kt || !b.vt || !b.sum_k || !b.sum_v || !b.q || !b.d_o || !b.s || !b.ds || !b.cap)
+        goto done;
     memset(b.sum_q, 0, (size_t)p->tq * p->hq * b.ldq * sizeof *b.sum_q);
     computeDeltas(&b);
     walkKeys(&b);

@@ -32,6 +32,11 @@ static void useStaleRange(const dkv_emu *e, const dualkv_problem *p, int64_t i, 
     if (g->len > p->tk - g->k_start) g->len = p->tk - g->k_start;
 }
 
+static void ignoreLimit(const dualkv_problem *p, dualkv_range *g) {
+    for (int i = 0; i < p->n_segments; i++)
+        if (p->segments[i].k_len > 0 && p->segments[i].k_start == g->k_start) g->len = p->segments[i].k_len;
+}
+
 void dkv_emuLook(const dkv_emu *e, int backward, const dualkv_problem *p, const dualkv_segment *s,
                  const dualkv_range *g, dkv_emuView *v) {
     v->p = *p;
@@ -78,6 +83,14 @@ void dkv_emuLook(const dkv_emu *e, int backward, const dualkv_problem *p, const 
     case F_X3: v->p.window++; break;
     case F_X4:
         if (!v->own) v->g.len--;
+        break;
+    case F_X27:
+        if (p->mask == DUALKV_CHUNK) v->s.context++, v->g.pos++;
+        break;
+    case F_X28: v->p.window_sinks -= p->window_sinks > 0; break;
+    case F_X29: ignoreLimit(p, &v->g); break;
+    case F_X31:
+        if (g - p->ranges < s->range_begin + s->range_count - 2) v->g.len = 0;
         break;
     case F_X6: dkv_emuRound(&v->p.scale, 1, DUALKV_BF16); break;
     default: break;

@@ -23,8 +23,8 @@ typedef struct forward {
     row_state *state;  /* [bm] */
 } forward;
 
-/* New maximum, correction of what was summed, P in place of the scores. A row that has seen nothing subtracts 0, so that
- * exp(-inf - max) is 0 and never NaN. */
+/* New maximum, correction of what was summed, P in place of the scores. A row that has seen nothing subtracts
+ * 0, so that exp(-inf - max) is 0 and never NaN. */
 static void softmaxRow(forward *f, const dkv_emuTile *t, int i) {
     float *x = f->s + (int64_t)i * f->ldk, *o = f->o + (int64_t)i * f->ldv;
     row_state *st = &f->state[i];
@@ -33,6 +33,7 @@ static void softmaxRow(forward *f, const dkv_emuTile *t, int i) {
     for (int c = 0; c < f->e->bn; c++)
         if (x[c] > max) max = x[c];
     float base = max == -INFINITY && !(fault == F_C3 && t->own) ? 0.0f : max, corr = st->max - base;
+    const float grown = max - st->max;
     if (fault == F_D4 && t->later) corr = st->max * 1.44269504f - base;
     dkv_emuExp(&corr, 1, 0.0f);
     if (fault == F_D1 && t->later) corr = 1.0f;
@@ -46,16 +47,18 @@ static void softmaxRow(forward *f, const dkv_emuTile *t, int i) {
     if (fault == F_E2 && t->later) dkv_emuRound(o, f->p->dv, dkv_fault16(f->p));
     st->sum = st->sum * corr + sum;
     st->max = max;
+    if (fault == F_X22 && grown < 1.0f) corr = 1.0f;
     for (int c = 0; c < f->p->dv; c++) o[c] *= corr;
     dkv_emuRound(x, t->nv, f->p->dtype);
 }
 
 static void forwardTile(forward *f, const dkv_emuTile *t) {
     const dualkv_problem *p = f->p;
-    const int fault = f->e->fault, kvh = fault == F_X7 ? t->h % p->hkv : t->h / (p->hq / p->hkv), bn = f->e->bn;
+    const int fault = f->e->fault, kvh = fault == F_X7 ? t->h % p->hkv : t->h / (p->hq / p->hkv),
+              bn = f->e->bn;
     const int dqk = fault == F_B8 && p->dqk > 64 ? p->dqk / 64 * 64 : p->dqk;
     int64_t first = t->g->k_start + t->c0;
-    /* K past the range: the neighbour's rows, scored and masked. V past the range: zeros, for 0 * NaN is NaN. */
+    /* K past the range: the neighbour's rows, scored and masked. V past the range: zeros (0 * NaN is NaN). */
     dkv_emuLoad(p, f->l->k, kvh, first, bn, p->tk, p->dqk, f->kt, f->ldk, 1);
     dkv_emuLoad(p, f->l->v, kvh, first, bn, fault == F_B3 ? p->tk : first + t->nv, p->dv, f->v, f->ldv, 0);
     memset(f->s, 0, (size_t)t->m * f->ldk * sizeof *f->s);
@@ -63,19 +66,23 @@ static void forwardTile(forward *f, const dkv_emuTile *t) {
     if (fault == F_D7 && !t->own) dkv_emuRound(f->s, (int64_t)t->m * f->ldk, DUALKV_FP16);
     dkv_emuScores(f->e, t, f->s, NULL, f->ldk);
     for (int i = 0; i < t->m; i++) softmaxRow(f, t, i);
-    dkv_emuMultiply(&(dkv_emuProduct){f->e->tc, t->m, p->dv, bn, f->s, f->ldk, 1, f->v, f->ldv, f->o, f->ldv});
+    dkv_emuMultiply(
+        &(dkv_emuProduct){f->e->tc, t->m, p->dv, bn, f->s, f->ldk, 1, f->v, f->ldv, f->o, f->ldv});
 }
 
 /* All tiles of one range that the rows [r0, r0 + m) need, counted from the range's start. */
-static void walkRange(forward *f, const dualkv_segment *s, const dualkv_range *g, int h, int64_t r0, int m, int later) {
+static void walkRange(forward *f, const dualkv_segment *s, const dualkv_range *g, int h, int64_t r0, int m,
+                      int later) {
     dkv_emuView w;
     int64_t lo, hi, bn = f->e->bn;
     dkv_emuLook(f->e, 0, f->p, s, g, &w);
     dkv_walkSpan(&w.p, &w.s, &w.g, r0, r0 + m, &lo, &hi);
     if (lo >= hi) return;
     int64_t first = lo / bn, n = (hi - 1) / bn - first + 1;
+    if (f->e->fault == F_X23 && hi == w.g.len && hi % bn == 0) n++;
     for (int64_t i = 0; i < n; i++) {
         int64_t c0 = (f->e->down ? first + n - 1 - i : first + i) * bn;
+        if (c0 >= w.g.len) c0 -= bn; /* fault X23 */
         dkv_emuTile t = {&w.p, &w.s, &w.g, r0, c0, m, (int)dkv_walkMin(bn, w.g.len - c0), h, 0, w.own, later};
         t.kind = dkv_walkTile(&w.p, &w.s, &w.g, r0, r0 + m, c0, c0 + t.nv);
         if (!t.kind) continue;
@@ -115,7 +122,8 @@ static void finishRow(forward *f, const dualkv_segment *s, int i, int64_t row, i
         float sink = f->l->sink[h], max = sink > st.max ? sink : st.max, base = max == -INFINITY ? 0.0f : max;
         float part[4] = {st.max, sink};
         dkv_emuExp(part, 4, base);
-        st.sum = st.sum * part[0] + (fault == F_X18 && s->range_count ? part[1] * (float)s->range_count : part[1]);
+        st.sum =
+            st.sum * part[0] + (fault == F_X18 && s->range_count ? part[1] * (float)s->range_count : part[1]);
         st.max = max;
         for (int c = 0; c < f->p->dv; c++) o[c] *= part[0];
     }
@@ -128,15 +136,17 @@ static void finishRow(forward *f, const dualkv_segment *s, int i, int64_t row, i
     if (fault == F_D5 && s->range_count > 1) mergeNaively(f, st.before, &lse, o);
     if (fault == F_X11) dkv_faultCut(f->p, o, f->p->dv);
     storeRow(f, s, row, h, o);
-    *dkv_emuAt(f->l->lse, row, h) = lse;
+    *(fault == F_X30 ? (float *)f->l->lse.data + row * f->p->hq + h : dkv_emuAt(f->l->lse, row, h)) = lse;
 }
 
 static void forwardRows(forward *f, const dualkv_segment *s, int h, int64_t r0) {
     const dualkv_problem *p = f->p;
     int m = (int)dkv_walkMin(f->e->bm, s->q_len - r0);
+    if (f->e->fault == F_X20 && m < f->e->bm) return;
     dkv_emuLoad(p, f->l->q, h, s->q_start + r0, m, p->tq, p->dqk, f->q, f->ldq, 0);
     memset(f->o, 0, (size_t)m * f->ldv * sizeof *f->o);
-    for (int i = 0; i < m; i++) f->state[i] = (row_state){-INFINITY, 0.0f, -INFINITY};
+    for (int i = 0; i < m && !(f->e->fault == F_X21 && h % (p->hq / p->hkv)); i++)
+        f->state[i] = (row_state){-INFINITY, 0.0f, -INFINITY};
     for (int i = 0; i < s->range_count; i++) {
         int at = f->e->down ? s->range_count - 1 - i : i;
         walkRange(f, s, &p->ranges[s->range_begin + at], h, r0, m, i > 0);
@@ -157,7 +167,12 @@ static void scaleQueries(const forward *f) {
 
 int dkv_emuForward(dkv_emu *e, const dualkv_launch *l) {
     const dualkv_problem *p = l->problem;
-    forward f = {.e = e, .l = l, .p = p, .ldk = dkv_emuPad(e->bn), .ldq = dkv_emuPad(p->dqk), .ldv = dkv_emuPad(p->dv)};
+    forward f = {.e = e,
+                 .l = l,
+                 .p = p,
+                 .ldk = dkv_emuPad(e->bn),
+                 .ldq = dkv_emuPad(p->dqk),
+                 .ldv = dkv_emuPad(p->dv)};
     size_t bm = (size_t)e->bm, bn = (size_t)e->bn;
     int rc = -1;
     f.q = dkv_emuScratch(bm * f.ldq);
@@ -169,7 +184,8 @@ int dkv_emuForward(dkv_emu *e, const dualkv_launch *l) {
     if (!f.q || !f.kt || !f.v || !f.s || !f.o || !f.state) goto done;
     for (int i = 0; i < p->n_segments; i++)
         for (int h = 0; h < p->hq; h++)
-            for (int64_t r0 = 0; r0 < p->segments[i].q_len; r0 += e->bm) forwardRows(&f, &p->segments[i], h, r0);
+            for (int64_t r0 = 0; r0 < p->segments[i].q_len; r0 += e->bm)
+                forwardRows(&f, &p->segments[i], h, r0);
     if (e->fault == F_X17) scaleQueries(&f);
     rc = 0;
 done:

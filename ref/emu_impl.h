@@ -1,4 +1,4 @@
-/* emu_impl.h: what the files of the emulated kernel share (emu.c, emu_tile.c, emu_forward.c, emu_backward.c). */
+/* emu_impl.h: what emu.c, emu_tile.c, emu_forward.c, emu_backward.c and emu_fault.c share. */
 #ifndef DKV_EMU_IMPL_H
 #define DKV_EMU_IMPL_H
 
@@ -20,15 +20,15 @@ typedef struct dkv_emu {
     char why[160]; /* of the last refusal */
 } dkv_emu;
 
-/* One pair of tiles: rows [r0, r0 + m) of segment s, query head h, against the keys at offsets [c0, c0 + bn) of range
- * g, of which the first nv belong to it. */
+/* One pair of tiles: rows [r0, r0 + m) of segment s, query head h, against the keys at offsets [c0, c0 + bn)
+ * of range g, of which the first nv belong to it. */
 typedef struct dkv_emuTile {
     const dualkv_problem *p;
     const dualkv_segment *s;
     const dualkv_range *g;
     int64_t r0, c0;
     int m, nv, h;
-    int kind; /* as dkv_walkTile: 1 all visible, 2 look at each */
+    int kind;       /* as dkv_walkTile: 1 all visible, 2 look at each */
     int own, later; /* the range is the segment's own; the first tile walked of a later range */
 } dkv_emuTile;
 
@@ -38,23 +38,24 @@ static inline float *dkv_emuAt(dualkv_tensor t, int64_t row, int64_t head) { /* 
     return (float *)t.data + row * t.row + head * t.head;
 }
 
-/* Rows [row, row + n) of one head as floats: out[i*ld + c], or out[c*ld + i] if `turned`. Rows from `end` on are zeros. */
+/* Rows [row, row + n) of one head as floats: out[i*ld + c], or out[c*ld + i] if `turned`. Rows from `end` on
+ * are zeros. */
 void dkv_emuLoad(const dualkv_problem *p, dualkv_tensor t, int head, int64_t row, int n, int64_t end, int d,
                  float *out, int ld, int turned);
 /* Rounds to the problem's dtype and stores one row. */
 void dkv_emuStore(const dualkv_problem *p, dualkv_tensor t, int head, int64_t row, int d, const float *in);
 
-/* s [m, ld]: raw products q.k on entry, final scores on return (-inf where masked or past the range). cap [m, ld]
- * (or NULL) receives tanh(s/softcap) where softcap is on. */
+/* s [m, ld]: raw products q.k on entry, final scores on return (-inf where masked or past the range). cap [m,
+ * ld] (or NULL) receives tanh(s/softcap) where softcap is on. */
 void dkv_emuScores(const dkv_emu *e, const dkv_emuTile *t, float *s, float *cap, int ld);
 
 /* Zeroed scratch of n floats, or NULL. */
 float *dkv_emuScratch(size_t n);
 
-int dkv_emuForward(dkv_emu *e, const dualkv_launch *l);  /* 0, or -1: out of memory */
+int dkv_emuForward(dkv_emu *e, const dualkv_launch *l); /* 0, or -1: out of memory */
 int dkv_emuBackward(dkv_emu *e, const dualkv_launch *l);
-/* Backward's workspace: dQ accumulators fp32 [tq, hq, pad(dqk)], then delta fp32 [hq, tq] and one unused place.
- * SIZE_MAX on overflow. */
+/* Backward's workspace: dQ accumulators fp32 [tq, hq, pad(dqk)], then delta fp32 [hq, tq] and one unused
+ * place. SIZE_MAX on overflow. */
 size_t dkv_emuWorkspace(const dualkv_problem *p);
 
 #endif

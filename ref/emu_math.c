@@ -11,11 +11,12 @@ typedef float f4u __attribute__((vector_size(16), aligned(4), may_alias));
 static inline f4 pick4(i4 mask, f4 yes, f4 no) { return (f4)((mask & (i4)yes) | (~mask & (i4)no)); }
 static inline f4 all4(float x) { return (f4){x, x, x, x}; }
 
-/* exp(x) = 2^k exp(r), r = x - k ln 2, |r| <= 0.347; Taylor to r^7 (the rest is 2^-27.5). k ln 2 is taken off in
- * two parts, the first exact; 2^k is applied in two exact steps, so that subnormal results are rounded once. */
+/* exp(x) = 2^k exp(r), r = x - k ln 2, |r| <= 0.347; Taylor to r^7 (the rest is 2^-27.5). k ln 2 is taken off
+ * in two parts, the first exact; 2^k is applied in two exact steps, so that subnormal results are rounded
+ * once. */
 static inline f4 exp4(f4 x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    i4 low = x < -105.0f, high = x > 89.0f;
+    i4 low = x<-105.0f, high = x> 89.0f;
     x = pick4(low | high, all4(0.0f), x);
     f4 t = x * 0x1.715476p+0f + magic;
     i4 k = (i4)t - (i4)all4(magic);
@@ -45,7 +46,8 @@ void dkv_emuExp(float *x, int n, float shift) {
     memcpy(x + i, rest, (size_t)(n - i) * sizeof *x);
 }
 
-/* |x| < 0.3: odd Taylor series; else (1 - e)/(1 + e) with e = exp(-2|x|), where 1 - e loses at most a bit and a half. */
+/* |x| < 0.3: odd Taylor series; else (1 - e)/(1 + e) with e = exp(-2|x|), where 1 - e loses at most a bit and
+ * a half. */
 static inline f4 tanh4(f4 x) {
     i4 sign = (i4)x & INT32_MIN;
     f4 a = (f4)((i4)x ^ sign), z = x * x;
@@ -71,7 +73,8 @@ void dkv_emuTanh(float *x, int n) {
     memcpy(x + i, rest, (size_t)(n - i) * sizeof *x);
 }
 
-/* Once a row, so in double and rounded once: x = 2^e m, m in [sqrt(1/2), sqrt 2), ln m = 2 atanh((m-1)/(m+1)). */
+/* Once a row, so in double and rounded once: x = 2^e m, m in [sqrt(1/2), sqrt 2), ln m = 2
+ * atanh((m-1)/(m+1)). */
 float dkv_emuLog(float x) {
     if (!(x > 0.0f)) return x == 0.0f ? -INFINITY : NAN;
     if (isinf(x)) return x;
@@ -182,7 +185,8 @@ static void multiply1x8(const dkv_emuProduct *g, int i, int j) {
     *(f4u *)(c + 4) = c1;
 }
 
-/* One tensor core step: `n` <= 16 products. In units of 2^-25 of the largest exponent everything is an integer. */
+/* One tensor core step: `n` <= 16 products. In units of 2^-25 of the largest exponent everything is an
+ * integer. */
 static float stepTensorCore(float acc, int n, const float *a, int64_t a_col, const float *b, int64_t ldb) {
     double term[17], largest = fabs((double)acc), plain = acc;
     term[16] = acc;

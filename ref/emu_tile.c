@@ -33,23 +33,31 @@ void dkv_emuStore(const dualkv_problem *p, dualkv_tensor t, int head, int64_t ro
     dkv_emuEncode(in, p->dtype, d, (char *)t.data + (row * t.row + head * t.head) * size);
 }
 
+/* Column c is at distance |far - c|. */
+static void subtractBias(const dkv_emu *e, const dkv_emuTile *t, float *x, int64_t far) {
+    const float slope = t->p->alibi_slopes[e->fault == F_X25 ? t->h / (t->p->hq / t->p->hkv) : t->h];
+    for (int c = 0; c < e->bn; c++) x[c] -= slope * (float)(e->fault == F_X26 ? far - c : llabs(far - c));
+}
+
 /* scale, softcap, ALiBi, mask: in this order. */
 void dkv_emuScores(const dkv_emu *e, const dkv_emuTile *t, float *s, float *cap, int ld) {
     const dualkv_problem *p = t->p;
-    int64_t past = t->s->context - t->g->pos - t->c0; /* position of row r less that of column c: r - c + past */
+    int64_t past =
+        t->s->context - t->g->pos - t->c0; /* position of row r less that of column c: r - c + past */
     if (e->fault == F_G5 && t->own) past -= t->s->context;
+    const int late = e->fault == F_X24 && p->softcap > 0.0f;
     for (int i = 0; i < t->m; i++) {
         float *x = s + (int64_t)i * ld;
         int64_t r = t->r0 + i;
-        for (int c = 0; c < e->bn; c++) x[c] *= p->scale;
+        for (int c = 0; c < e->bn && !late; c++) x[c] *= p->scale;
         if (p->softcap > 0.0f) {
             for (int c = 0; c < e->bn; c++) x[c] /= p->softcap;
             dkv_emuTanh(x, e->bn);
             if (cap) memcpy(cap + (int64_t)i * ld, x, (size_t)e->bn * sizeof *x);
             for (int c = 0; c < e->bn; c++) x[c] *= p->softcap;
         }
-        if (p->alibi)
-            for (int c = 0; c < e->bn; c++) x[c] -= p->alibi_slopes[t->h] * (float)llabs(r - c + past);
+        for (int c = 0; c < e->bn && late; c++) x[c] *= p->scale;
+        if (p->alibi) subtractBias(e, t, x, r + past);
         if (t->kind != 1)
             for (int c = 0; c < t->nv; c++)
                 if (!dkv_walkSees(p, t->s, t->g, r, t->c0 + c)) x[c] = -INFINITY;
