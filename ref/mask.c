@@ -93,15 +93,13 @@ int dkv_maskAdmissible(const dkv_problem *p, dkv_err *err) {
     char an[64], nn[64];
     if (p->mask == DUALKV_BIDIR) return refuseBidir(p, err);
     if (p->mask != DUALKV_FULL && p->mask != DUALKV_PREFIX) return DKV_OK;
-    /* A row that sees its whole segment must find that whole segment in every sequence where it has a copy. */
+    /* A row that sees its whole segment must find it whole in every sequence where it has a copy. */
     for (int32_t n = 0; n < p->n_nodes; n++) {
         const dkv_node *node = &p->nodes[n];
         if (!hasQueries(node)) continue; /* nobody computes its sequence */
-        int64_t end = node->context;     /* of what n sees, the part that belongs to a and its ancestors */
         for (int32_t a = node->parent; a >= 0; a = p->nodes[a].parent) {
             const dkv_node *anc = &p->nodes[a];
-            const int64_t seen = end - anc->context; /* tokens of a that n sees, where positive */
-            if (anc->context < end) end = anc->context;
+            const int64_t seen = node->context - anc->context; /* (a cut between the two is refused there) */
             if (p->mask == DUALKV_PREFIX && anc->parent >= 0) continue;
             if (hasQueries(anc) && seen > 0 && seen < anc->len)
                 return dkv_fail(

@@ -1,17 +1,18 @@
 /* Error bound of the fp64 references, u = 2^-53, gamma(n) = n u / (1 - n u), sums in any order:
  *
- *   sigma_ij = gamma(D + 2) |scale| sum_c |q_ic k_jc|                    score, before its modifiers
- *   eta_ij   = expm1(sigma_ij + u (|s_ij| + max(|m_i|, |L_i|)) + e)      relative error of exp(s - m) or exp(s - L)
+ *   sigma_ij = gamma(D + 2) |scale| sum_c |q_ic k_jc|                score, before its modifiers
+ *   eta_ij   = expm1(sigma_ij + u (|s_ij| + max(|m_i|, |L_i|)) + e)  relative error of exp(s - m), exp(s - L)
  *   TOL_L    = sum_j p_ij eta_ij + gamma(n + 1) + T (e + 2u) + e_log |L_i - m_i| + u |L_i|
- *   ep_ij    = p_ij (eta_ij + TOL_L + 2u) + tiny                         absolute error of P, either way of normalising
+ *   ep_ij    = p_ij (eta_ij + TOL_L + 2u) + tiny                     absolute error of P, however normalised
  *   TOL_O    = sum_j (ep_ij + (gamma(n + 2) + T (e + 2u)) p_ij) |v_jc|
  *   dD_i     = sum_c |do_ic| (TOL_O + gamma(Dv + 1) |o_ic|)
- *   E_ij     = ep_ij |dp - D + dLSE| + (p_ij + ep_ij) (gamma(Dv) sum_c |do_ic v_jc| + dD_i + 3u (|dp| + |D| + |dLSE|))
+ *   E_ij     = ep_ij |dp - D + dLSE|
+ *              + (p_ij + ep_ij) (gamma(Dv) sum_c |do_ic v_jc| + dD_i + 3u (|dp| + |D| + |dLSE|))
  *   TOL_dQ   = sum_j (E_ij + gamma(n + 2) |ds_ij|) |k_jc|, and in the same way dK, dV, dSink over the rows
  *
- * T rescalings of an online softmax. Softcap: t = tanh(x / cap) has error dt, its derivative 1 - t^2 has 2 |t| dt + 2u.
- * Second-order terms: each product of two relative errors is below the largest of them times the first-order term, so
- * all bounds are multiplied by 1 + 4 max(eta + TOL_L) at the end. */
+ * T rescalings of an online softmax. Softcap: t = tanh(x / cap) has error dt, 1 - t^2 has 2 |t| dt + 2u.
+ * Second-order terms: each product of two relative errors is below the larger of them times a first-order term,
+ * so all bounds are multiplied by 1 + 4 max(eta + TOL_L) at the end. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

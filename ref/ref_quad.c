@@ -1,6 +1,6 @@
 /* The truth in __float128 (113 bits), row by row on the packed problem, for small cases. Written apart from
  * the naive reference on purpose: each key's owner is found by climbing the tree, probabilities are exp(s -
- * L), and the softmax Jacobian is taken over the row's probabilities (sum of p dp) where the others use dO.O. */
+ * L), and the Jacobian of the softmax takes the sum of p dp over the row where the others use dO.O. */
 #include <math.h>
 #include <quadmath.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 typedef __float128 quad;
 
-#define PRODUCTS_MAX 5e7 /* about ten seconds */
+#define PRODUCTS_MAX 5e7 /* some seconds */
 
 typedef struct quad_run {
     const dkv_problem *p;

@@ -170,6 +170,26 @@ static void naive_and_blocked_against_quad(void **state) {
     }
 }
 
+/* Small differences of large sums: only the bound's sum of magnitudes covers their rounding. */
+static void cancelling_scores(void **state) {
+    (void)state;
+    bench b;
+    const char *where = "";
+    assert_true(openBench(&b, "shape=6+4,3 heads=2:1 dim=64:4 dtype=fp32 dlse=on", 2000));
+    float *q = b.in.q, *k = b.in.k;
+    for (int64_t i = 0; i < b.n[DKV_DQ]; i += 64)
+        for (int c = 0; c < 32; c++) q[i + 32 + c] = q[i + c] * (1 + 0x1p-11f);
+    for (int64_t i = 0; i < b.n[DKV_DK]; i += 64)
+        for (int c = 0; c < 32; c++) k[i + 32 + c] = -k[i + c];
+    dkv_outputs truth = run(&b, dkv_refQuad), naive = run(&b, dkv_refNaive), bound = gaugeOf(&b, NULL);
+    double r = ratio(&b, &naive, &truth, &bound, 1, &where);
+    if (!(r <= 1)) fail_msg("naive is %.3g of its bound in %s", r, where);
+    dkv_freeOutputs(&truth);
+    dkv_freeOutputs(&naive);
+    dkv_freeOutputs(&bound);
+    closeBench(&b);
+}
+
 /* The bound is of use: it would not let a relative error of 1e-12 pass. */
 static void the_bound_is_narrow(void **state) {
     (void)state;
@@ -493,6 +513,37 @@ static void nan_stays_in_its_branch(void **state) {
         }
 }
 
+/* A NaN in the future of a row's own response: 0 times NaN must not reach the rows before it. */
+static void nan_stays_in_the_future(void **state) {
+    (void)state;
+    static const char *const masks[] = {"causal", "prefix", "window:3:1", "chunk:4", "block:2:0.5:3"};
+    static const reference all[] = {dkv_refNaive, dkv_refQuad, blocked};
+    const int64_t bad = 8; /* last token of 4+5 */
+    for (size_t m = 0; m < DKV_COUNT(masks); m++)
+        for (size_t f = 0; f < DKV_COUNT(all); f++) {
+            char line[300];
+            bench b;
+            snprintf(line, sizeof line, "shape=4+5 mask=%s heads=1:1 dim=3 dtype=fp32 dlse=on", masks[m]);
+            assert_true(openBench(&b, line, 1));
+            dkv_outputs x = run(&b, all[f]), bound = gaugeOf(&b, &blocked_errors);
+            float *in[] = {b.in.q, b.in.k, b.in.v, b.in.d_o};
+            for (int i = 0; i < 4; i++)
+                for (int64_t j = bad * 3; j < bad * 3 + 3; j++) in[i][j] = i % 2 ? INFINITY : NAN;
+            dkv_outputs y = run(&b, all[f]);
+            for (int64_t j = 0; j < bad * 3; j++) { /* blocked may sum such a tile in another order */
+                const double times = all[f] == blocked ? 2 : 0;
+                assert_true(fabs(y.o[j] - x.o[j]) <= times * bound.o[j]);
+                assert_true(fabs(y.dq[j] - x.dq[j]) <= times * bound.dq[j]);
+                assert_true(fabs(y.lse[j / 3] - x.lse[j / 3]) <= times * bound.lse[j / 3] ||
+                            y.lse[j / 3] == x.lse[j / 3]);
+            }
+            dkv_freeOutputs(&bound);
+            dkv_freeOutputs(&x);
+            dkv_freeOutputs(&y);
+            closeBench(&b);
+        }
+}
+
 /* Rows without keys, with and without a sink. */
 static void rows_without_keys(void **state) {
     (void)state;
@@ -540,6 +591,7 @@ static void refusals(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(naive_and_blocked_against_quad),
+        cmocka_unit_test(cancelling_scores),
         cmocka_unit_test(the_bound_is_narrow),
         cmocka_unit_test(gradients_against_differences),
         cmocka_unit_test(replicated_is_packed),
@@ -547,6 +599,7 @@ int main(void) {
         cmocka_unit_test(responses_permute),
         cmocka_unit_test(sums),
         cmocka_unit_test(nan_stays_in_its_branch),
+        cmocka_unit_test(nan_stays_in_the_future),
         cmocka_unit_test(rows_without_keys),
         cmocka_unit_test(refusals),
     };

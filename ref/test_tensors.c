@@ -112,7 +112,7 @@ static double sumProduct(const double *a, const double *b, int64_t n) {
     return s;
 }
 
-/* <E x, y> = <x, E^T y> for K, V, Q with small integers, exactly; dO of the replicated problem packs to dO. */
+/* <E x, y> = <x, E^T y> for K, V, Q of small integers, exactly; dO of the replicated problem packs to dO. */
 static void adjoint(const pair *a) {
     const dualkv_problem *v = &a->packed.view, *w = &a->rep.view;
     dkv_err err;
