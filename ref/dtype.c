@@ -20,11 +20,11 @@ static double fromBits(uint64_t u) {
 }
 
 #define EXPONENT 0x7ff0000000000000ull
-#define ROUNDER(p, emin, limit)                                                                              \
-    { EXPONENT, (uint64_t)((emin) + 1023) << 52, (uint64_t)(52 - (p)) << 52, limit }
+#define ROUNDER(p, floor, limit)                                                                             \
+    { floor, EXPONENT, (uint64_t)(52 - (p)) << 52, limit }
 /* The limit is half way between the largest finite value and the next power of two. */
-static const dkv_rounder rounder[4] = {ROUNDER(7, -126, 0x1.ffp127), ROUNDER(10, -14, 0x1.ffep15),
-                                       ROUNDER(23, -126, 0x1.ffffffp127), ROUNDER(10, -126, 0x1.ffep127)};
+static const dkv_rounder rounder[4] = {ROUNDER(7, 0x1p-126, 0x1.ffp127), ROUNDER(10, 0x1p-14, 0x1.ffep15),
+                                       ROUNDER(23, 0x1p-126, 0x1.ffffffp127), ROUNDER(10, -126, 0x1.ffep127)};
 
 dkv_rounder dkv_makeRounder(int32_t format) {
     static const dkv_rounder exact = {0, 0, 0, (double)INFINITY};

@@ -20,18 +20,19 @@ static inline size_t dkv_dtypeSize(dualkv_dtype t) { return t == DUALKV_FP32 ? 4
  * exponent emin: |x| + 2^(max(exponent of x, emin) + 52 - p) has the spacing of the format at x, so the
  * hardware's own rounding of that sum is the rounding wanted. DUALKV_EXACT: mask 0, the number added is 0. */
 typedef struct dkv_rounder {
-    uint64_t mask, floor, add; /* bits of the added number: (max(bits of x, floor) & mask) + add */
-    double limit;              /* from here on: infinity */
+    double floor;       /* 2^emin */
+    uint64_t mask, add; /* bits of the number added: (bits of max(|x|, floor) & mask) + add */
+    double limit;       /* from here on: infinity */
 } dkv_rounder;
 
 dkv_rounder dkv_makeRounder(int32_t format);
 
 /* Nearest value of the format, as double. No branches: loops over it vectorise. */
 static inline double dkv_roundBy(dkv_rounder f, double x) {
-    double a = fabs(x), c, r;
+    double a = fabs(x), c = a > f.floor ? a : f.floor, r;
     uint64_t u;
-    memcpy(&u, &a, sizeof u);
-    u = ((u > f.floor ? u : f.floor) & f.mask) + f.add;
+    memcpy(&u, &c, sizeof u);
+    u = (u & f.mask) + f.add;
     memcpy(&c, &u, sizeof c);
     r = (a + c) - c;
     r = a < f.limit ? r : a >= f.limit ? (double)INFINITY : x + x;

@@ -11,8 +11,8 @@
  *   TOL_dQ   = sum_j (E_ij + gamma(n + 2) |ds_ij|) |k_jc|, and in the same way dK, dV, dSink over the rows
  *
  * T rescalings of an online softmax. Softcap: t = tanh(x / cap) has error dt, 1 - t^2 has 2 |t| dt + 2u.
- * Second-order terms: each product of two relative errors is below the larger of them times a first-order term,
- * so all bounds are multiplied by 1 + 4 max(eta + TOL_L) at the end. */
+ * Second-order terms: each product of two relative errors is below the larger of them times a first-order
+ * term, so all bounds are multiplied by 1 + 4 max(eta + TOL_L) at the end. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
