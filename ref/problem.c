@@ -314,7 +314,7 @@ static int read_float(const dkv_word *w, double low, double high, bool *off, flo
     double x;
     int code = read_real(w, &s, true, &x, err);
     if (!code) code = at_end(w, s, err);
-    if (!code && !(x >= low && x <= high))
+    if (!code && !(x >= (float)low && x <= (float)high))
         code = dkv_failWord(err, w, w->value, "must be from %g to %g%s", low, high, off ? ", or off" : "");
     *out = (float)x;
     return code;

@@ -44,6 +44,7 @@ static const char *const good[][2] = {
     {"shape=1 scale=.1", "shape=1 scale=0.1"},
     {"shape=1 scale=100000", ""},
     {"shape=1 scale=1.5e-5", ""},
+    {"shape=1 scale=0.000001", "shape=1 scale=1e-6"},
     {"shape=1 softcap=50.0 sinklogit=-0", "shape=1 softcap=50 sinklogit=0"},
     {"shape=1 softcap=off sinklogit=off alibi=off grad=on dlse=off", "shape=1"},
     {"shape=1 sinklogit=-1.25 alibi=on dlse=on run=graph layout=fused",
