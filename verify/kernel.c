@@ -1,0 +1,198 @@
+#include "kernel.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../ref/emu.h"
+#include "kernel_broken.h"
+#include "status.h"
+
+/* A row: built in, or found in a shared object that lies beside the program. */
+typedef struct row {
+    const char *name;
+    const dualkv_kernel *kernel; /* NULL: from `plugin` */
+    const char *plugin, *doc;
+} row;
+
+static const row rows[] = {
+    {"ref", &dkv_refKernel, NULL, NULL},
+    {"ref-replicated", &dkv_refReplicatedKernel, NULL, NULL},
+    {"emu", &dkv_emuKernel, NULL, NULL},
+    {"emu-replicated", &dkv_emuReplicatedKernel, NULL, NULL},
+    {"broken", &dkv_brokenKernel, NULL, NULL},
+    {"cuda", NULL, "libdualkv_cuda.so", "the CUDA kernel of this project, chosen for the device"},
+    {"cuda-replicated", NULL, "libdualkv_cuda.so", "the same arithmetic on the replicated layout"},
+    {"cuda-fp64", NULL, "libdualkv_cuda.so", "the truth in double precision on the device"},
+    {"cuda-hopper", NULL, "libdualkv_cuda.so", "the sm_90a kernel"},
+};
+enum { N_ROWS = sizeof rows / sizeof rows[0] };
+
+/* Path of `plugin` beside the running program; false if it is not there. */
+static bool findPlugin(const char *plugin, char *path, size_t n) {
+    char exe[PATH_MAX];
+    ssize_t len = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    if (len <= 0) return false;
+    exe[len] = 0;
+    int wrote = snprintf(path, n, "%s/%s", dirname(exe), plugin);
+    return wrote > 0 && (size_t)wrote < n && access(path, R_OK) == 0;
+}
+
+const char *dkv_listKernel(int i, const char **doc) {
+    char path[DKV_SPEC_MAX];
+    for (int r = 0; r < N_ROWS; r++) {
+        if (!rows[r].kernel && !findPlugin(rows[r].plugin, path, sizeof path)) continue;
+        if (i-- > 0) continue;
+        if (doc) *doc = rows[r].kernel ? rows[r].kernel->doc : rows[r].doc;
+        return rows[r].name;
+    }
+    return NULL;
+}
+
+/* End of "….so" in the spec, NULL if this is not a path: the first ".so" that ends, or meets ':' or '+'. */
+static const char *endOfPath(const char *text) {
+    for (const char *s = strstr(text, ".so"); s; s = strstr(s + 1, ".so"))
+        if (s[3] == 0 || s[3] == ':' || s[3] == '+') return s + 3;
+    return NULL;
+}
+
+static int parseOptions(const char *text, const char *at, dkv_kernel_spec *out, dkv_err *err) {
+    size_t n = 0;
+    while (*at) {
+        at++; /* the '+' */
+        size_t len = strcspn(at, "+");
+        if (len == 0) return dkv_fail(err, DKV_EUSER, "kernel '%s': an option is empty at '+%s'", text, at);
+        if (strcspn(at, ", \t\n") < len)
+            return dkv_fail(err, DKV_EUSER, "kernel '%s': a comma or space in option '%.*s'", text, (int)len, at);
+        if (n) out->options[n++] = ',';
+        memcpy(out->options + n, at, len);
+        n += len;
+        at += len;
+    }
+    out->options[n] = 0;
+    return 0;
+}
+
+static int unknownKernel(const dkv_kernel_spec *spec, dkv_err *err) {
+    const char *names[N_ROWS];
+    for (int r = 0; r < N_ROWS; r++) {
+        if (!rows[r].kernel && strcmp(rows[r].name, spec->name) == 0)
+            return dkv_fail(err, DKV_EUSER, "kernel '%s': %s is not beside the program (built without CUDA?)",
+                            spec->name, rows[r].plugin);
+        names[r] = rows[r].name;
+    }
+    const char *near = dkv_nearestWord(spec->name, names, N_ROWS);
+    if (near) return dkv_fail(err, DKV_EUSER, "unknown kernel '%s': did you mean '%s'?", spec->name, near);
+    return dkv_fail(err, DKV_EUSER, "unknown kernel '%s': `dualkv list kernels` names them", spec->name);
+}
+
+int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err) {
+    memset(out, 0, sizeof *out);
+    if (strlen(text) >= sizeof out->text)
+        return dkv_fail(err, DKV_EUSER, "kernel '%.40s...': longer than %d bytes", text, DKV_SPEC_MAX - 1);
+    strcpy(out->text, text);
+    const char *end = endOfPath(text), *name = text;
+    if (end) {
+        memcpy(out->path, text, (size_t)(end - text));
+        name = *end == ':' ? end + 1 : end;
+    }
+    size_t len = strcspn(name, "+");
+    if (len >= sizeof out->name)
+        return dkv_fail(err, DKV_EUSER, "kernel '%.40s...': a name longer than %zu bytes", name, sizeof out->name - 1);
+    if (len == 0 && (!end || *end == ':')) return dkv_fail(err, DKV_EUSER, "kernel '%s': a name is missing", text);
+    memcpy(out->name, name, len);
+    if (parseOptions(text, name + len, out, err)) return DKV_EUSER;
+    if (end) {
+        if (access(out->path, R_OK) != 0)
+            return dkv_fail(err, DKV_EUSER, "kernel '%s': cannot read '%s': %s", text, out->path, strerror(errno));
+        return 0;
+    }
+    for (int r = 0; r < N_ROWS; r++) {
+        if (strcmp(rows[r].name, out->name) != 0) continue;
+        if (rows[r].kernel || findPlugin(rows[r].plugin, out->path, sizeof out->path)) return 0;
+        break;
+    }
+    return unknownKernel(out, err);
+}
+
+/* ---- the worker's side: code of the kernel runs from here on ---- */
+
+static int validate(const dkv_kernel_spec *spec, const dualkv_kernel *k, dualkv_kernel *copy, dkv_err *err) {
+    const size_t least = offsetof(dualkv_kernel, launches); /* everything of ABI 1 before the optional last */
+    if (k->size < least || k->size > 65536)
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': its table says size %u; ABI %u needs at least %zu", spec->text,
+                        k->size, DUALKV_ABI, least);
+    if (k->abi != DUALKV_ABI)
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': speaks ABI %u, this program ABI %u", spec->text, k->abi,
+                        DUALKV_ABI);
+    memset(copy, 0, sizeof *copy);
+    memcpy(copy, k, k->size < sizeof *copy ? k->size : sizeof *copy);
+    const char *missing = !copy->name ? "name" : !copy->open ? "open" : !copy->close ? "close"
+                          : !copy->refuses ? "refuses" : !copy->forward ? "forward" : NULL;
+    if (missing) return dkv_fail(err, DKV_EUSER, "kernel '%s': %s is NULL in its table", spec->text, missing);
+    if (copy->memory != DUALKV_HOST && copy->memory != DUALKV_CUDA)
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': unknown memory space %d", spec->text, copy->memory);
+    int32_t a = copy->alignment;
+    if (a < 1 || a > 4096 || (a & (a - 1)))
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': alignment %d is not a power of two up to 4096", spec->text, a);
+    return 0;
+}
+
+/* The table of the shared object that the spec names. */
+static int loadTable(const dkv_kernel_spec *spec, dkv_kernel *out, const dualkv_kernel **found, dkv_err *err) {
+    char path[DKV_SPEC_MAX + 2];
+    snprintf(path, sizeof path, "%s%s", strchr(spec->path, '/') ? "" : "./", spec->path);
+    out->so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!out->so) return dkv_fail(err, DKV_EUSER, "kernel '%s': cannot load: %s", spec->text, dlerror());
+    dualkv_kernels_fn entry;
+    *(void **)&entry = dlsym(out->so, DUALKV_KERNELS_SYMBOL);
+    if (!entry)
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': the shared object has no symbol '%s'", spec->text,
+                        DUALKV_KERNELS_SYMBOL);
+    int count = 0;
+    const dualkv_kernel *const *list = entry(DUALKV_ABI, &count);
+    if (!list) return dkv_fail(err, DKV_EUSER, "kernel '%s': does not support ABI %u", spec->text, DUALKV_ABI);
+    if (count < 1 || count > 1024)
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': exports %d kernels", spec->text, count);
+    for (int i = 0; i < count; i++) {
+        if (!list[i]) return dkv_fail(err, DKV_EUSER, "kernel '%s': table %d of %d is NULL", spec->text, i, count);
+        bool named = spec->name[0] && list[i]->name && strcmp(list[i]->name, spec->name) == 0;
+        if (named || (!spec->name[0] && count == 1)) *found = list[i];
+    }
+    if (*found) return 0;
+    const char *first = list[0]->name ? list[0]->name : "?";
+    if (!spec->name[0])
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': exports %d kernels; name one, as in '%s:%s'", spec->text, count,
+                        spec->path, first);
+    return dkv_fail(err, DKV_EUSER, "kernel '%s': no kernel '%s' in it (it has '%s'%s)", spec->text, spec->name, first,
+                    count > 1 ? ", ..." : "");
+}
+
+int dkv_openKernel(const dkv_kernel_spec *spec, dkv_kernel *out, dkv_err *err) {
+    const dualkv_kernel *found = NULL;
+    char reason[300] = "";
+    memset(out, 0, sizeof *out);
+    for (int r = 0; r < N_ROWS && !spec->path[0]; r++)
+        if (strcmp(rows[r].name, spec->name) == 0) found = rows[r].kernel;
+    int rc = spec->path[0] ? loadTable(spec, out, &found, err) : 0;
+    if (!rc) rc = found ? validate(spec, found, &out->table, err) : unknownKernel(spec, err);
+    if (!rc) {
+        out->self = out->table.open(spec->options, reason, sizeof reason);
+        reason[sizeof reason - 1] = 0;
+        if (!out->self)
+            rc = dkv_fail(err, DKV_EUSER, "kernel '%s': %s", spec->text, reason[0] ? reason : "cannot be opened");
+    }
+    if (rc) dkv_closeKernel(out);
+    return rc;
+}
+
+void dkv_closeKernel(dkv_kernel *k) {
+    if (k->self) k->table.close(k->self);
+    if (k->so) dlclose(k->so);
+    memset(k, 0, sizeof *k);
+}

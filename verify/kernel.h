@@ -1,0 +1,39 @@
+/* kernel.h: kernels by name, and kernel specs.
+ *
+ *   spec := NAME option*  |  PATH.so[:NAME] option*          option := '+' key ['=' value]
+ *
+ * Built-in kernels are rows of one table (kernel.c). A spec is parsed by the coordinator, which never runs or loads
+ * foreign code; the worker process opens it (dkv_openKernel). */
+#ifndef DKV_KERNEL_H
+#define DKV_KERNEL_H
+
+#include "../ref/dkv_err.h"
+#include "../ref/dualkv_kernel.h"
+
+#define DKV_SPEC_MAX 1024 /* longest spec, bytes */
+
+typedef struct dkv_kernel_spec {
+    char text[DKV_SPEC_MAX];    /* as given */
+    char name[64];              /* kernel; "" where a shared object has just one */
+    char path[DKV_SPEC_MAX];    /* shared object, "" for a built-in */
+    char options[DKV_SPEC_MAX]; /* "bm=64,bn=64,det", as the ABI's open() wants them */
+} dkv_kernel_spec;
+
+typedef struct dkv_kernel {
+    dualkv_kernel table; /* a copy: fields that an older kernel does not have are NULL */
+    void *self;
+    void *so;
+} dkv_kernel;
+
+/* DKV_EUSER: malformed, no such kernel (with the nearest name), no such file. */
+int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err);
+/* Name and one line of the i-th kernel that can be named; NULL past the end. */
+const char *dkv_listKernel(int i, const char **doc);
+
+/* Loads, validates (ABI, struct size, functions) and opens an instance. Runs the kernel's code: only in a worker. */
+int dkv_openKernel(const dkv_kernel_spec *spec, dkv_kernel *out, dkv_err *err);
+void dkv_closeKernel(dkv_kernel *k);
+
+extern const dualkv_kernel dkv_refKernel, dkv_refReplicatedKernel; /* kernel_ref.c */
+
+#endif

@@ -1,0 +1,77 @@
+#include "status.h"
+
+#include <string.h>
+
+static const dkv_status_row table[DKV_ST_N] = {
+    {"PASSED", "everything was checked and nothing is wrong", DKV_EXIT_OK, false},
+    {"FAILED", "an element is further from the truth than rounding allows", DKV_EXIT_DEFECT, true},
+    {"IMPRECISE", "more rounding than the kernel declares", DKV_EXIT_DEFECT, true},
+    {"BIASED", "errors share a sign or a factor that rounding does not explain", DKV_EXIT_DEFECT, true},
+    {"NONDETERMINISTIC", "two runs differ where repeatability is promised", DKV_EXIT_DEFECT, true},
+    {"OUT_OF_BOUNDS", "memory outside the outputs was written", DKV_EXIT_DEFECT, true},
+    {"UNWRITTEN", "a part of an output was never written", DKV_EXIT_DEFECT, true},
+    {"INPUT_MUTATED", "an input was changed", DKV_EXIT_DEFECT, true},
+    {"LEAKED", "a NaN or Inf of one branch reached another", DKV_EXIT_DEFECT, true},
+    {"NOT_RUN", "the kernel reported an error or did not launch", DKV_EXIT_DEFECT, true},
+    {"CRASHED", "the kernel's process ended", DKV_EXIT_DEFECT, true},
+    {"TIMEOUT", "the kernel did not return in time", DKV_EXIT_DEFECT, true},
+    {"HARNESS_ERROR", "the harness itself failed; nothing was learned", DKV_EXIT_NOTHING, false},
+    {"INCONCLUSIVE", "no defect seen, and not enough power to have seen one", DKV_EXIT_WEAK, false},
+    {"UNSUPPORTED", "the kernel refused the problem, with a reason", DKV_EXIT_NOTHING, false},
+};
+
+const dkv_status_row *dkv_statusRow(dkv_status s) { return &table[s]; }
+
+dkv_status dkv_findStatus(const char *name) {
+    int s = 0;
+    while (s < DKV_ST_N && strcmp(table[s].name, name) != 0) s++;
+    return (dkv_status)s;
+}
+
+int dkv_runExit(const long counts[DKV_ST_N]) {
+    long seen[5] = {0};
+    for (int s = 0; s < DKV_ST_N; s++)
+        if (s != DKV_ST_UNSUPPORTED) seen[table[s].exit] += counts[s];
+    if (seen[DKV_EXIT_DEFECT]) return DKV_EXIT_DEFECT;
+    if (seen[DKV_EXIT_NOTHING]) return DKV_EXIT_NOTHING;
+    if (seen[DKV_EXIT_WEAK]) return DKV_EXIT_WEAK;
+    return seen[DKV_EXIT_OK] ? DKV_EXIT_OK : DKV_EXIT_NOTHING; /* only refusals: nothing ran */
+}
+
+int dkv_bisectExit(int code, const long counts[DKV_ST_N]) {
+    if (code == DKV_EXIT_USER) return 128;
+    if (code == DKV_EXIT_NOTHING || code == DKV_EXIT_WEAK) return 125;
+    if (code == DKV_EXIT_OK && counts && counts[DKV_ST_UNSUPPORTED]) return 125;
+    return code;
+}
+
+/* Edit distance (insert, delete, change) of short words; long ones are never near. */
+static size_t distance(const char *a, const char *b) {
+    enum { LONGEST = 48 };
+    size_t n = strlen(a), m = strlen(b), row[LONGEST + 1];
+    if (n > LONGEST || m > LONGEST) return LONGEST;
+    for (size_t j = 0; j <= m; j++) row[j] = j;
+    for (size_t i = 1; i <= n; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= m; j++) {
+            size_t change = diagonal + (a[i - 1] != b[j - 1]), best = row[j] < row[j - 1] ? row[j] : row[j - 1];
+            diagonal = row[j];
+            row[j] = best + 1 < change ? best + 1 : change;
+        }
+    }
+    return row[m];
+}
+
+const char *dkv_nearestWord(const char *word, const char *const *words, size_t n) {
+    const char *best = NULL;
+    size_t least = strlen(word) / 2 + 1; /* further than half of the word is another word */
+    for (size_t i = 0; i < n; i++) {
+        size_t d = distance(word, words[i]);
+        if (d <= least && (!best || d < least)) {
+            best = words[i];
+            least = d;
+        }
+    }
+    return best;
+}
