@@ -1,0 +1,433 @@
+#include "buffers.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "../ref/dtype.h"
+
+static const char *const names[DKV_N_SLOTS] = {"Q", "K", "V", "dO", "dLSE", "sink", "O", "LSE",
+                                               "dQ", "dK", "dV", "dSink", "workspace"};
+
+const char *dkv_slotName(dkv_slot s) { return names[s]; }
+
+dkv_slot dkv_outputSlot(dkv_tensor_id id) {
+    static const dkv_slot slots[DKV_N_OUTPUTS] = {DKV_SLOT_O,  DKV_SLOT_LSE, DKV_SLOT_DQ,
+                                                  DKV_SLOT_DK, DKV_SLOT_DV,  DKV_SLOT_DSINK};
+    return slots[id];
+}
+
+static dkv_role roleOf(int s) {
+    return s < DKV_SLOT_O      ? DKV_ROLE_INPUT
+           : s < DKV_SLOT_DQ   ? DKV_ROLE_FORWARD
+           : s < DKV_SLOT_WORK ? DKV_ROLE_BACKWARD
+                               : DKV_ROLE_WORK;
+}
+
+/* ---- placing ---- */
+
+static int64_t roundUp(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+/* Sizes are judged in double first: dims are at most 2^40 rows x 2^31 heads x 2^8, far from a double's limits. */
+static bool fits(double elements) { return elements < 0x1p58; }
+
+static int setShape(dkv_plan *p, const dualkv_problem *v, dkv_err *err) {
+    int32_t e = v->dtype == DUALKV_FP32 ? 4 : 2;
+    const struct {
+        int64_t rows, heads, dim;
+        int32_t elt, present;
+    } shape[DKV_N_SLOTS] = {
+        {v->tq, v->hq, v->dqk, e, 1},        {v->tk, v->hkv, v->dqk, e, 1},
+        {v->tk, v->hkv, v->dv, e, 1},        {v->tq, v->hq, v->dv, e, v->grad},
+        {v->tq, v->hq, 1, 4, v->grad && v->dlse}, {1, v->hq, 1, 4, v->sink},
+        {v->tq, v->hq, v->dv, e, 1},         {v->tq, v->hq, 1, 4, 1},
+        {v->tq, v->hq, v->dqk, e, v->grad},  {v->tk, v->hkv, v->dqk, e, v->grad},
+        {v->tk, v->hkv, v->dv, e, v->grad},  {1, v->hq, 1, 4, v->grad && v->sink},
+        {0, 1, 1, 1, 0},
+    };
+    for (int s = 0; s < DKV_N_SLOTS; s++) {
+        dkv_view *w = &p->view[s];
+        w->present = shape[s].present != 0;
+        w->rows = shape[s].rows;
+        w->heads = shape[s].heads;
+        w->dim = shape[s].dim;
+        w->elt = shape[s].elt;
+        if (!fits(2.0 * (double)w->rows * ((double)w->heads * (double)w->dim + 4096)))
+            return dkv_fail(err, DKV_EUSER, "%s would have more than 2^58 elements", names[s]);
+    }
+    return 0;
+}
+
+/* Strides of one view; a block of one view has `elements` of them. */
+static int64_t setStrides(dkv_view *w, int s, dkv_layout_kind layout, int32_t align) {
+    int64_t step = align > w->elt ? align / w->elt : 1, width = w->heads * w->dim;
+    bool like_lse = s == DKV_SLOT_LSE || s == DKV_SLOT_DLSE;
+    bool vector = s == DKV_SLOT_SINK || s == DKV_SLOT_DSINK;
+    if (vector) {
+        w->row = w->heads;
+        w->head = 1;
+    } else if (like_lse) { /* [H, T]; padded: slack after each head; strided: [T, H] for one of the two */
+        bool tokens_first = layout == DKV_STRIDED && s == DKV_SLOT_LSE;
+        int64_t slack = layout == DKV_PADDED ? (s == DKV_SLOT_LSE ? 3 : 5) : 0;
+        w->row = tokens_first ? w->heads + 1 : 1;
+        w->head = tokens_first ? 1 : w->rows + slack;
+        return tokens_first ? w->rows * w->row : w->heads * w->head;
+    } else if (layout == DKV_STRIDED && s != DKV_SLOT_DO) { /* [H, T, D + slack] */
+        w->row = roundUp(w->dim, step) + step;
+        w->head = w->rows * w->row + step;
+        return w->heads * w->head;
+    } else {
+        int64_t slack = layout == DKV_PADDED ? step * (s == DKV_SLOT_DO ? 3 : 1 + s % 2)
+                        : layout == DKV_STRIDED ? 5 * step : 0;
+        w->head = layout == DKV_CONTIGUOUS || layout == DKV_FUSED ? w->dim : roundUp(w->dim, step);
+        w->row = w->heads * w->head + slack;
+        (void)width;
+    }
+    return w->rows * w->row;
+}
+
+/* A block at an odd multiple of `align`, a guard or more behind the last one. */
+static dkv_block_place *addBlock(dkv_plan *p, int slot, int64_t bytes, int32_t align) {
+    dkv_block_place *b = &p->block[p->n_blocks++];
+    b->offset = roundUp(p->size + DKV_GUARD, 2 * (int64_t)align) + align;
+    b->bytes = bytes;
+    b->role = roleOf(slot);
+    b->slot = slot;
+    p->size = b->offset + bytes;
+    return b;
+}
+
+static void placeAlone(dkv_plan *p, int s, dkv_layout_kind layout, int32_t align) {
+    dkv_view *w = &p->view[s];
+    int32_t a = align > w->elt ? align : w->elt;
+    int64_t elements = setStrides(w, s, layout, a);
+    w->block = p->n_blocks;
+    w->offset = addBlock(p, s, elements * w->elt, a)->offset;
+}
+
+/* Three views side by side in each row: [T, Hq*Dqk + Hkv*Dqk + Hkv*Dv]. Q may have fewer rows than K. */
+static void placeFused(dkv_plan *p, int s, int32_t align) {
+    int64_t width = 0, rows = 0;
+    for (int i = s; i < s + 3; i++) {
+        width += p->view[i].heads * p->view[i].dim;
+        rows = p->view[i].rows > rows ? p->view[i].rows : rows;
+    }
+    int32_t elt = p->view[s].elt, index = p->n_blocks;
+    int64_t at = addBlock(p, s, rows * width * elt, align > elt ? align : elt)->offset;
+    for (int i = s; i < s + 3; i++) {
+        dkv_view *w = &p->view[i];
+        w->row = width;
+        w->head = w->dim;
+        w->block = index;
+        w->offset = at;
+        at += w->heads * w->dim * elt;
+    }
+}
+
+static int checkAlignment(const dkv_plan *p, int32_t align, dkv_err *err) {
+    for (int s = 0; s < DKV_SLOT_WORK; s++) {
+        const dkv_view *w = &p->view[s];
+        bool tensor = s != DKV_SLOT_LSE && s != DKV_SLOT_DLSE && s != DKV_SLOT_SINK && s != DKV_SLOT_DSINK;
+        if (!w->present || !tensor) continue;
+        bool heads_off = w->heads > 1 && w->head * w->elt % align, rows_off = w->rows > 1 && w->row * w->elt % align;
+        if (heads_off || rows_off || w->offset % align)
+            return dkv_fail(err, DKV_EREFUSED, "%s has a stride of %lld bytes in this layout; the kernel needs %d",
+                            names[s], (long long)((heads_off ? w->head : w->row) * w->elt), align);
+    }
+    return 0;
+}
+
+int dkv_planBuffers(const dualkv_problem *v, dkv_layout_kind layout, int32_t align, size_t work_forward,
+                    size_t work_backward, dkv_plan *out, dkv_err *err) {
+    memset(out, 0, sizeof *out);
+    if (setShape(out, v, err)) return DKV_EUSER;
+    if (work_forward > (size_t)1 << 46 || work_backward > (size_t)1 << 46)
+        return dkv_fail(err, DKV_EUSER, "the kernel asks for a workspace of more than 2^46 bytes");
+    for (int s = 0; s < DKV_SLOT_WORK; s++) {
+        if (!out->view[s].present) continue;
+        bool fused = layout == DKV_FUSED && (s == DKV_SLOT_Q || s == DKV_SLOT_DQ);
+        if (fused) {
+            placeFused(out, s, align);
+            s += 2;
+        } else {
+            placeAlone(out, s, layout, align);
+        }
+    }
+    out->workspace[0] = (int64_t)work_forward;
+    out->workspace[1] = (int64_t)work_backward;
+    int64_t most = work_forward > work_backward ? (int64_t)work_forward : (int64_t)work_backward;
+    if (most) {
+        dkv_view *w = &out->view[DKV_SLOT_WORK];
+        w->present = 1;
+        w->rows = roundUp(most, 2);
+        w->row = w->head = 1;
+        w->block = out->n_blocks;
+        w->offset = addBlock(out, DKV_SLOT_WORK, w->rows, 256)->offset;
+    }
+    out->size = roundUp(out->size + DKV_GUARD, 4096);
+    return checkAlignment(out, align, err);
+}
+
+/* ---- filling ---- */
+
+uint16_t dkv_poisonPattern(int i) {
+    if (i == 0) return 0xFFFF;
+    uint32_t low = 1 + (uint32_t)i * 37 % 126; /* 7 bits, neither 0 (an infinity) nor all ones */
+    return (uint16_t)((i & 1 ? 0x7F80 : 0xFF80) | low);
+}
+
+static void paint(uint8_t *at, int64_t bytes, uint16_t pattern) {
+    uint64_t wide = pattern * 0x0001000100010001ull;
+    int64_t i = 0;
+    for (; i + 8 <= bytes; i += 8) memcpy(at + i, &wide, 8);
+    memcpy(at + i, &wide, (size_t)(bytes - i));
+}
+
+int dkv_openArena(const dkv_plan *plan, dkv_arena *a, dkv_err *err) {
+    memset(a, 0, sizeof *a);
+    a->plan = *plan;
+    a->fd = memfd_create("dualkv-arena", MFD_CLOEXEC);
+    a->base = MAP_FAILED;
+    if (a->fd >= 0 && ftruncate(a->fd, plan->size) == 0)
+        a->base = mmap(NULL, (size_t)plan->size, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+    a->shadow = malloc((size_t)plan->size);
+    if (a->base != MAP_FAILED && a->shadow) return 0;
+    dkv_closeArena(a);
+    return dkv_fail(err, DKV_EHARNESS, "cannot allocate %lld bytes for the kernel's buffers", (long long)plan->size);
+}
+
+void dkv_closeArena(dkv_arena *a) {
+    if (a->base && a->base != MAP_FAILED) munmap(a->base, (size_t)a->plan.size);
+    if (a->plan.size && a->fd >= 0) close(a->fd);
+    free(a->shadow);
+    memset(a, 0, sizeof *a);
+    a->fd = -1;
+}
+
+static uint8_t *elementRow(const dkv_view *w, uint8_t *base, int64_t t, int64_t h) {
+    return base + w->offset + (t * w->row + h * w->head) * w->elt;
+}
+
+/* Canonical order is [row, head, dim], for LSE-like tensors [head, row]. Calls with one run of elements each. */
+typedef void (*run_fn)(uint8_t *at, int64_t index, int64_t n, int64_t stride, void *arg);
+
+static void eachRun(const dkv_view *w, bool like_lse, uint8_t *base, run_fn f, void *arg) {
+    if (like_lse) {
+        for (int64_t h = 0; h < w->heads; h++)
+            f(elementRow(w, base, 0, h), h * w->rows, w->rows, w->row * w->elt, arg);
+        return;
+    }
+    for (int64_t t = 0; t < w->rows; t++)
+        for (int64_t h = 0; h < w->heads; h++)
+            f(elementRow(w, base, t, h), (t * w->heads + h) * w->dim, w->dim, w->elt, arg);
+}
+
+static bool isLse(int s) { return s == DKV_SLOT_LSE || s == DKV_SLOT_DLSE; }
+
+typedef struct copy_arg {
+    const uint8_t *from;
+    int64_t elt;
+} copy_arg;
+
+static void copyIn(uint8_t *at, int64_t index, int64_t n, int64_t stride, void *arg) {
+    const copy_arg *c = arg;
+    if (stride == c->elt) memcpy(at, c->from + index * c->elt, (size_t)(n * c->elt));
+    else
+        for (int64_t i = 0; i < n; i++) memcpy(at + i * stride, c->from + (index + i) * c->elt, (size_t)c->elt);
+}
+
+void dkv_fillArena(dkv_arena *a, uint16_t pattern, const dkv_inputs *in) {
+    const void *from[DKV_SLOT_O] = {in->q, in->k, in->v, in->d_o, in->d_lse, in->sink};
+    a->pattern = pattern;
+    paint(a->shadow, a->plan.size, pattern);
+    for (int s = 0; s < DKV_SLOT_O; s++) {
+        const dkv_view *w = &a->plan.view[s];
+        copy_arg c = {from[s], w->elt};
+        if (w->present && from[s]) eachRun(w, isLse(s), a->shadow, copyIn, &c);
+    }
+    memcpy(a->base, a->shadow, (size_t)a->plan.size);
+}
+
+void dkv_poisonWorkspace(dkv_arena *a) {
+    const dkv_view *w = &a->plan.view[DKV_SLOT_WORK];
+    if (w->present) paint(a->base + w->offset, w->rows, a->pattern);
+}
+
+/* ---- reading back ---- */
+
+typedef struct gather_arg {
+    double *out;
+    dualkv_dtype t;
+    int elt;
+} gather_arg;
+
+static void gatherRun(uint8_t *at, int64_t index, int64_t n, int64_t stride, void *arg) {
+    const gather_arg *g = arg;
+    if (stride == g->elt) dkv_decodeArray(at, g->t, (size_t)n, g->out + index);
+    else
+        for (int64_t i = 0; i < n; i++) dkv_decodeArray(at + i * stride, g->t, 1, g->out + index + i);
+}
+
+void dkv_gatherOutputs(const dkv_arena *a, dualkv_dtype t, int backward, const dkv_outputs *out) {
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        dkv_slot s = dkv_outputSlot((dkv_tensor_id)id);
+        const dkv_view *w = &a->plan.view[s];
+        double *to = dkv_outputAt(out, (dkv_tensor_id)id);
+        if (!w->present || !to || (roleOf(s) == DKV_ROLE_BACKWARD) != (backward != 0)) continue;
+        bool fp32 = s == DKV_SLOT_LSE || s == DKV_SLOT_DSINK;
+        gather_arg g = {to, fp32 ? DUALKV_FP32 : t, w->elt};
+        eachRun(w, isLse(s), a->base, gatherRun, &g);
+    }
+}
+
+typedef struct poison_arg {
+    uint16_t pattern;
+    int elt;
+    int64_t count, first;
+} poison_arg;
+
+static void poisonRun(uint8_t *at, int64_t index, int64_t n, int64_t stride, void *arg) {
+    poison_arg *p = arg;
+    uint32_t want = p->pattern * 0x10001u;
+    for (int64_t i = 0; i < n; i++) {
+        if (memcmp(at + i * stride, &want, (size_t)p->elt) != 0) continue;
+        if (p->count++ == 0) p->first = index + i;
+    }
+}
+
+int64_t dkv_countPoison(const dkv_arena *a, dkv_tensor_id id, int64_t *first) {
+    dkv_slot s = dkv_outputSlot(id);
+    const dkv_view *w = &a->plan.view[s];
+    poison_arg p = {a->pattern, w->elt, 0, 0};
+    if (w->present) eachRun(w, isLse(s), a->base, poisonRun, &p);
+    if (first) *first = p.first;
+    return p.count;
+}
+
+/* ---- what must not have changed ---- */
+
+static void repaintRun(uint8_t *at, int64_t index, int64_t n, int64_t stride, void *arg) {
+    const poison_arg *p = arg;
+    uint32_t want = p->pattern * 0x10001u;
+    (void)index;
+    for (int64_t i = 0; i < n; i++) memcpy(at + i * stride, &want, (size_t)p->elt);
+}
+
+/* Bytes of [from, to) that differ; first and last of them. */
+static int64_t countDiffering(const uint8_t *got, const uint8_t *want, int64_t from, int64_t to, int64_t *first,
+                              int64_t *last) {
+    int64_t n = 0;
+    if (to <= from || memcmp(got + from, want + from, (size_t)(to - from)) == 0) return 0;
+    for (int64_t i = from; i < to; i++)
+        if (got[i] != want[i]) {
+            if (n++ == 0) *first = i;
+            *last = i;
+        }
+    return n;
+}
+
+/* The gap before block i (or, for i = n_blocks, behind the last). */
+static void checkGap(const dkv_arena *a, int i, dkv_damage *d) {
+    const dkv_plan *p = &a->plan;
+    int64_t from = i ? p->block[i - 1].offset + p->block[i - 1].bytes : 0;
+    int64_t to = i < p->n_blocks ? p->block[i].offset : p->size, first = 0, last = 0;
+    int64_t n = countDiffering(a->base, a->shadow, from, to, &first, &last);
+    if (n == 0) return;
+    bool after = i > 0 && (i == p->n_blocks || first - from <= to - 1 - last); /* nearer to which neighbour? */
+    const char *name = names[p->block[after ? i - 1 : i].slot];
+    if (d->outside == 0)
+        snprintf(d->outside_where, sizeof d->outside_where, "%lld bytes written %s %s, the nearest %lld from its %s",
+                 (long long)n, after ? "after" : "before", name, (long long)(after ? first - from : to - 1 - last),
+                 after ? "end" : "start");
+    d->outside += n;
+}
+
+/* A block whose elements this launch may write: everything but they must still hold the poison. */
+static void checkSlack(const dkv_arena *a, int i, uint8_t *scratch, dkv_damage *d) {
+    const dkv_block_place *b = &a->plan.block[i];
+    int64_t first = 0, last = 0;
+    memcpy(scratch, a->base + b->offset, (size_t)b->bytes);
+    for (int s = 0; s < DKV_N_SLOTS; s++) {
+        const dkv_view *w = &a->plan.view[s];
+        poison_arg p = {a->pattern, w->elt, 0, 0};
+        if (w->present && w->block == i) eachRun(w, isLse(s), scratch - b->offset, repaintRun, &p);
+    }
+    int64_t n = countDiffering(scratch, a->shadow + b->offset, 0, b->bytes, &first, &last);
+    if (n && d->outside == 0)
+        snprintf(d->outside_where, sizeof d->outside_where, "%lld bytes written between the rows of %s, the first at %lld",
+                 (long long)n, names[b->slot], (long long)first);
+    d->outside += n;
+}
+
+/* A block that this launch may only read. */
+static void checkKept(const dkv_arena *a, int i, int backward, dkv_damage *d) {
+    const dkv_block_place *b = &a->plan.block[i];
+    int64_t first = 0, last = 0, n = countDiffering(a->base, a->shadow, b->offset, b->offset + b->bytes, &first, &last);
+    bool input = b->role == DKV_ROLE_INPUT || (backward && b->role == DKV_ROLE_FORWARD);
+    if (n == 0) return;
+    char *where = input ? d->mutated_where : d->outside_where;
+    int64_t *count = input ? &d->mutated : &d->outside;
+    const char *name = names[b->slot];
+    for (int s = 0; s < DKV_SLOT_WORK; s++) { /* a fused block: which slice? */
+        const dkv_view *w = &a->plan.view[s];
+        int64_t in_row = (first - w->offset) / w->elt;
+        if (w->present && w->block == i && first >= w->offset && in_row % (w->row > 0 ? w->row : 1) < w->heads * w->dim)
+            name = names[s];
+    }
+    if (*count == 0)
+        snprintf(where, sizeof d->mutated_where, "%lld bytes of %s %s by %s, the first at byte %lld", (long long)n, name,
+                 input ? "changed" : "written", backward ? "backward" : "forward", (long long)(first - b->offset));
+    *count += n;
+}
+
+void dkv_checkArena(dkv_arena *a, int backward, dkv_damage *d) {
+    dkv_role written = backward ? DKV_ROLE_BACKWARD : DKV_ROLE_FORWARD;
+    int64_t most = 1;
+    for (int i = 0; i < a->plan.n_blocks; i++) most = a->plan.block[i].bytes > most ? a->plan.block[i].bytes : most;
+    uint8_t *scratch = malloc((size_t)most);
+    for (int i = 0; i <= a->plan.n_blocks; i++) checkGap(a, i, d);
+    for (int i = 0; i < a->plan.n_blocks; i++) {
+        const dkv_block_place *b = &a->plan.block[i];
+        if (b->role == DKV_ROLE_WORK) continue;
+        if ((dkv_role)b->role != written) checkKept(a, i, backward, d);
+        else if (scratch) checkSlack(a, i, scratch, d);
+        if (!backward && b->role == DKV_ROLE_FORWARD)
+            memcpy(a->shadow + b->offset, a->base + b->offset, (size_t)b->bytes);
+    }
+    free(scratch);
+}
+
+/* ---- the launch ---- */
+
+void dkv_makeLaunch(const dkv_plan *plan, uint8_t *base, const dualkv_problem *v, int backward, dualkv_launch *out) {
+    dualkv_tensor t[DKV_N_SLOTS];
+    memset(out, 0, sizeof *out);
+    memset(t, 0, sizeof t);
+    for (int s = 0; s < DKV_N_SLOTS; s++) {
+        const dkv_view *w = &plan->view[s];
+        if (!w->present || (roleOf(s) == DKV_ROLE_BACKWARD && !backward)) continue;
+        t[s] = (dualkv_tensor){base + w->offset, w->row, w->head};
+    }
+    out->size = sizeof *out;
+    out->problem = v;
+    out->device_segments = v->segments;
+    out->device_ranges = v->ranges;
+    out->device_alibi_slopes = v->alibi_slopes;
+    out->workspace_size = (size_t)plan->workspace[backward ? 1 : 0];
+    out->workspace = out->workspace_size ? t[DKV_SLOT_WORK].data : NULL;
+    out->q = t[DKV_SLOT_Q];
+    out->k = t[DKV_SLOT_K];
+    out->v = t[DKV_SLOT_V];
+    out->sink = t[DKV_SLOT_SINK].data;
+    out->o = t[DKV_SLOT_O];
+    out->lse = t[DKV_SLOT_LSE];
+    if (!backward) return;
+    out->d_o = t[DKV_SLOT_DO];
+    out->d_lse = t[DKV_SLOT_DLSE];
+    out->dq = t[DKV_SLOT_DQ];
+    out->dk = t[DKV_SLOT_DK];
+    out->dv = t[DKV_SLOT_DV];
+    out->dsink = t[DKV_SLOT_DSINK].data;
+}

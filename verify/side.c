@@ -1,0 +1,103 @@
+#include "side.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "view.h"
+
+static dkv_outcome harness(dkv_side *s, const dkv_err *err) {
+    snprintf(s->w->why, sizeof s->w->why, "%s", err->text);
+    return DKV_W_HARNESS;
+}
+
+/* The replicated problem, its inputs and the expansion. */
+static int replicate(dkv_side *s, const dkv_problem *p, const dkv_layout *packed, const dkv_inputs *in,
+                     dkv_err *err) {
+    int rc = dkv_makeReplicated(p, packed, &s->rep_layout, &s->q_source, &s->k_source, &s->q_own, err);
+    if (!rc) rc = dkv_problemOfView(&s->rep_layout.view, &s->rep, err);
+    if (!rc) rc = dkv_allocInputs(&s->rep_layout, &s->rep_in, err);
+    if (!rc)
+        rc = dkv_replicateInputs(packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, in, &s->rep_in, err);
+    s->p = &s->rep;
+    s->l = &s->rep_layout;
+    s->in = &s->rep_in;
+    return rc;
+}
+
+dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const char *line, const dkv_layout *packed,
+                         const dkv_inputs *in) {
+    dkv_err err = {0};
+    dkv_plan plan;
+    memset(s, 0, sizeof *s);
+    s->w = w;
+    s->p = p;
+    s->l = packed;
+    s->in = in;
+    dkv_outcome o = dkv_describeCase(w, line, &s->d);
+    if (o != DKV_W_OK || s->d.refused) return o;
+    if (p->grad && !s->d.has_backward) {
+        s->d.refused = 1;
+        snprintf(s->d.reason, sizeof s->d.reason, "it has no backward (grad=off checks its forward)");
+        return DKV_W_OK;
+    }
+    if (s->d.memory != DUALKV_HOST) {
+        snprintf(w->why, sizeof w->why, "no device: the kernel wants CUDA memory");
+        return DKV_W_HARNESS;
+    }
+    if (s->d.replicated && replicate(s, p, packed, in, &err)) return harness(s, &err);
+    int rc = dkv_planBuffers(&s->l->view, p->layout, s->d.alignment, s->d.workspace[0], s->d.workspace[1], &plan, &err);
+    if (rc == DKV_EREFUSED) {
+        s->d.refused = 1;
+        snprintf(s->d.reason, sizeof s->d.reason, "%.390s", err.text);
+        return DKV_W_OK;
+    }
+    if (rc || dkv_openArena(&plan, &s->arena, &err)) return harness(s, &err);
+    s->has_arena = true;
+    return DKV_W_OK;
+}
+
+void dkv_closeSide(dkv_side *s) {
+    if (s->has_arena) dkv_closeArena(&s->arena);
+    if (s->d.replicated) {
+        dkv_freeInputs(&s->rep_in);
+        dkv_freeLayout(&s->rep_layout);
+        dkv_freeProblem(&s->rep);
+    }
+    free(s->q_source);
+    free(s->k_source);
+    free(s->q_own);
+    memset(s, 0, sizeof *s);
+}
+
+void dkv_freeRun(dkv_run *r) { dkv_freeOutputs(&r->out); }
+
+dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out) {
+    dkv_err err = {0};
+    memset(out, 0, sizeof *out);
+    if (dkv_allocOutputs(s->l, &out->out, &err)) return harness(s, &err);
+    dkv_fillArena(&s->arena, dkv_poisonPattern(index), s->in);
+    for (int backward = 0; backward <= (s->p->grad ? 1 : 0); backward++) {
+        if (backward) dkv_poisonWorkspace(&s->arena);
+        dkv_outcome o = dkv_launchCase(s->w, &s->arena, backward, &out->seconds[backward], &out->launches[backward],
+                                       &out->peak);
+        if (o != DKV_W_OK) return o;
+        dkv_checkArena(&s->arena, backward, &out->damage);
+        dkv_gatherOutputs(&s->arena, s->p->dtype, backward, &out->out);
+        for (int id = 0; id < DKV_N_OUTPUTS; id++)
+            if ((id >= DKV_DQ) == (backward == 1))
+                out->poison[id] = dkv_countPoison(&s->arena, (dkv_tensor_id)id, &out->first[id]);
+    }
+    out->done = true;
+    return DKV_W_OK;
+}
+
+int dkv_packRun(const dkv_side *s, const dkv_layout *packed, const dkv_outputs *from, dkv_outputs *to, dkv_err *err) {
+    if (!s->d.replicated) {
+        *to = *from;
+        return 0;
+    }
+    int rc = dkv_allocOutputs(packed, to, err);
+    if (!rc) rc = dkv_packOutputs(packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, from, to, err);
+    return rc;
+}

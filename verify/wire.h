@@ -1,0 +1,29 @@
+/* wire.h: messages between coordinator (worker.c) and worker (worker_main.c). Same program, so plain structs. */
+#ifndef DKV_WIRE_H
+#define DKV_WIRE_H
+
+#include "worker.h"
+
+#define DKV_WIRE_MAGIC 0x64764b31u
+#define DKV_LINE_BYTES (DKV_LINE_MAX + 1)
+
+typedef enum dkv_op { DKV_OP_OPEN = 1, DKV_OP_DESCRIBE, DKV_OP_LAUNCH } dkv_op;
+
+typedef struct dkv_request {
+    uint32_t magic, sequence;
+    int32_t op, backward;
+    dkv_plan plan;               /* LAUNCH; with the arena's descriptor */
+    dkv_kernel_spec spec;        /* OPEN */
+    char line[DKV_LINE_BYTES];   /* DESCRIBE */
+} dkv_request;
+
+typedef struct dkv_reply {
+    uint32_t magic, sequence;
+    int32_t outcome; /* DKV_W_OK, DKV_W_ERROR or DKV_W_HARNESS */
+    char text[512];
+    dkv_description description;
+    double seconds;
+    int64_t launches, peak;
+} dkv_reply;
+
+#endif

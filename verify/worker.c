@@ -1,0 +1,296 @@
+#include "worker.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "wire.h"
+
+extern char **environ;
+volatile sig_atomic_t dkv_stopRequested;
+
+enum { CHANNEL_FD = 3 };
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void dkv_initWorker(dkv_worker *w, const dkv_kernel_spec *spec, double timeout) {
+    memset(w, 0, sizeof *w);
+    w->socket = w->output = -1;
+    w->spec = *spec;
+    w->timeout = timeout;
+}
+
+/* ---- output of the kernel ---- */
+
+static void keepTail(dkv_worker *w, const char *text, size_t n) {
+    if (n >= DKV_WORKER_TAIL) {
+        text += n - DKV_WORKER_TAIL;
+        n = DKV_WORKER_TAIL;
+        w->tail_n = 0;
+    }
+    if (w->tail_n + n > DKV_WORKER_TAIL) {
+        size_t drop = w->tail_n + n - DKV_WORKER_TAIL;
+        memmove(w->tail, w->tail + drop, w->tail_n - drop);
+        w->tail_n -= drop;
+    }
+    memcpy(w->tail + w->tail_n, text, n);
+    w->tail_n += n;
+    w->tail[w->tail_n] = 0;
+}
+
+/* Takes what is in the pipe now; a kernel that prints without end must not hold us. */
+static void drainOutput(dkv_worker *w) {
+    char text[4096];
+    for (int i = 0; i < 64 && w->output >= 0; i++) {
+        ssize_t n = read(w->output, text, sizeof text);
+        if (n <= 0) return;
+        keepTail(w, text, (size_t)n);
+    }
+}
+
+void dkv_lastOutput(const dkv_worker *w, char *out, size_t n) {
+    size_t end = w->tail_n, begin;
+    while (end > 0 && (w->tail[end - 1] == '\n' || w->tail[end - 1] == ' ')) end--;
+    for (begin = end; begin > 0 && w->tail[begin - 1] != '\n'; begin--) {}
+    size_t len = end - begin < n - 1 ? end - begin : n - 1;
+    memcpy(out, w->tail + begin, len);
+    out[len] = 0;
+    for (char *c = out; *c; c++)
+        if ((unsigned char)*c < 32 || *c == 127) *c = '?';
+}
+
+/* ---- life ---- */
+
+static void closeChannel(dkv_worker *w) {
+    if (w->socket >= 0) close(w->socket);
+    if (w->output >= 0) close(w->output);
+    w->socket = w->output = -1;
+    w->pid = 0;
+}
+
+void dkv_stopWorker(dkv_worker *w) {
+    if (w->pid <= 0) return;
+    kill(-w->pid, SIGKILL); /* its process group: whatever the kernel started, too */
+    kill(w->pid, SIGKILL);
+    while (waitpid(w->pid, NULL, 0) < 0 && errno == EINTR) {}
+    closeChannel(w);
+}
+
+/* Reaps a worker that has closed its end, and says in words how it ended. Kills it if it lives on. */
+static void bury(dkv_worker *w, const char *during) {
+    int status = 0;
+    pid_t got = 0;
+    double give_up = now() + 1.0;
+    while ((got = waitpid(w->pid, &status, WNOHANG)) == 0 && now() < give_up)
+        nanosleep(&(struct timespec){0, 2000000}, NULL);
+    drainOutput(w);
+    char last[200], said[240] = "";
+    dkv_lastOutput(w, last, sizeof last);
+    if (last[0]) snprintf(said, sizeof said, "; it last printed: %s", last);
+    if (got == w->pid && WIFSIGNALED(status))
+        snprintf(w->why, sizeof w->why, "signal %d (%s) %s%s", WTERMSIG(status), strsignal(WTERMSIG(status)), during, said);
+    else if (got == w->pid)
+        snprintf(w->why, sizeof w->why, "its process called exit(%d) %s%s", WEXITSTATUS(status), during, said);
+    else
+        snprintf(w->why, sizeof w->why, "it closed or garbled the harness's channel %s%s", during, said);
+    kill(-w->pid, SIGKILL);
+    if (got != w->pid) {
+        kill(w->pid, SIGKILL);
+        while (waitpid(w->pid, NULL, 0) < 0 && errno == EINTR) {}
+    }
+    closeChannel(w);
+}
+
+static int spawn(dkv_worker *w, int channel, int output) {
+    char word[16], exe[] = "/proc/self/exe";
+    snprintf(word, sizeof word, "%d", CHANNEL_FD);
+    char *argv[] = {"dualkv", DKV_WORKER_ARG, word, NULL};
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t attr;
+    sigset_t none;
+    posix_spawn_file_actions_init(&files);
+    posix_spawnattr_init(&attr);
+    posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&files, output, 1);
+    posix_spawn_file_actions_adddup2(&files, output, 2);
+    posix_spawn_file_actions_adddup2(&files, channel, CHANNEL_FD);
+    sigemptyset(&none);
+    posix_spawnattr_setsigmask(&attr, &none);
+    posix_spawnattr_setpgroup(&attr, 0); /* Ctrl-C is for the coordinator */
+    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
+    int rc = posix_spawn(&w->pid, exe, &files, &attr, argv, environ);
+    posix_spawn_file_actions_destroy(&files);
+    posix_spawnattr_destroy(&attr);
+    if (rc) w->pid = 0;
+    return rc;
+}
+
+static int openChannel(dkv_worker *w) {
+    int pair[2] = {-1, -1}, out[2] = {-1, -1}, rc = -1;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0 || pipe2(out, O_CLOEXEC) < 0) goto done;
+    /* dup2 onto itself would keep close-on-exec */
+    if (pair[1] == CHANNEL_FD) {
+        int moved = fcntl(pair[1], F_DUPFD_CLOEXEC, CHANNEL_FD + 1);
+        if (moved < 0) goto done;
+        close(pair[1]);
+        pair[1] = moved;
+    }
+    if (fcntl(out[0], F_SETFL, O_NONBLOCK) < 0) goto done;
+    rc = spawn(w, pair[1], out[1]);
+    if (rc) goto done;
+    w->socket = pair[0];
+    w->output = out[0];
+    pair[0] = out[0] = -1;
+done:
+    for (int i = 0; i < 2; i++) {
+        if (pair[i] >= 0) close(pair[i]);
+        if (out[i] >= 0) close(out[i]);
+    }
+    return rc;
+}
+
+/* ---- asking ---- */
+
+static int sendRequest(const dkv_worker *w, const dkv_request *q, int arena_fd) {
+    struct iovec part = {(void *)q, sizeof *q};
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
+    if (arena_fd >= 0) {
+        memset(&control, 0, sizeof control);
+        m.msg_control = control.bytes;
+        m.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(c), &arena_fd, sizeof(int));
+    }
+    ssize_t n;
+    while ((n = sendmsg(w->socket, &m, MSG_NOSIGNAL)) < 0 && errno == EINTR) {}
+    return n == (ssize_t)sizeof *q ? 0 : -1;
+}
+
+/* Waits for the answer, drains the kernel's output, watches the clock. */
+static dkv_outcome awaitReply(dkv_worker *w, const dkv_request *q, const char *during, dkv_reply *r) {
+    double end = now() + w->timeout;
+    for (;;) {
+        struct pollfd p[2] = {{.fd = w->socket, .events = POLLIN}, {.fd = w->output, .events = POLLIN}};
+        double left = end - now();
+        if (dkv_stopRequested || left <= 0) {
+            bool stopped = dkv_stopRequested != 0;
+            dkv_stopWorker(w);
+            snprintf(w->why, sizeof w->why, "no answer within %.3g s %s", w->timeout, during);
+            return stopped ? DKV_W_STOPPED : DKV_W_TIMEOUT;
+        }
+        poll(p, 2, left > 0.1 ? 100 : (int)(left * 1000) + 1);
+        if (p[1].revents & POLLIN) drainOutput(w);
+        if (p[1].revents & (POLLHUP | POLLERR) && !(p[1].revents & POLLIN)) { /* it closed stdout: its right */
+            close(w->output);
+            w->output = -1;
+        }
+        if (!(p[0].revents & (POLLIN | POLLHUP | POLLERR))) continue;
+        ssize_t n = recv(w->socket, r, sizeof *r, MSG_DONTWAIT | MSG_TRUNC);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+        if (n == (ssize_t)sizeof *r && r->magic == DKV_WIRE_MAGIC && r->sequence == q->sequence &&
+            r->outcome >= DKV_W_OK && r->outcome <= DKV_W_HARNESS) {
+            drainOutput(w);
+            r->text[sizeof r->text - 1] = 0;
+            return (dkv_outcome)r->outcome;
+        }
+        bury(w, during);
+        return DKV_W_CRASHED;
+    }
+}
+
+static dkv_outcome ask(dkv_worker *w, dkv_request *q, int arena_fd, const char *during, dkv_reply *r) {
+    q->magic = DKV_WIRE_MAGIC;
+    q->sequence = ++w->sequence;
+    memset(r, 0, sizeof *r);
+    w->why[0] = 0;
+    if (sendRequest(w, q, arena_fd)) {
+        bury(w, during);
+        return DKV_W_CRASHED;
+    }
+    dkv_outcome o = awaitReply(w, q, during, r);
+    if (o == DKV_W_ERROR || o == DKV_W_HARNESS) snprintf(w->why, sizeof w->why, "%s", r->text);
+    return o;
+}
+
+dkv_outcome dkv_startWorker(dkv_worker *w) {
+    if (w->pid) return DKV_W_OK;
+    w->tail_n = 0;
+    w->tail[0] = 0;
+    int rc = openChannel(w);
+    if (rc) {
+        snprintf(w->why, sizeof w->why, "cannot start a worker process: %s", strerror(rc > 0 ? rc : errno));
+        return DKV_W_HARNESS;
+    }
+    w->starts++;
+    dkv_request *q = calloc(1, sizeof *q);
+    dkv_reply *r = malloc(sizeof *r);
+    dkv_outcome o = DKV_W_HARNESS;
+    if (q && r) {
+        q->op = DKV_OP_OPEN;
+        q->spec = w->spec;
+        o = ask(w, q, -1, "while it was loaded", r);
+    }
+    free(q);
+    free(r);
+    if (o != DKV_W_OK) dkv_stopWorker(w);
+    return o;
+}
+
+static void endStrings(dkv_description *d) {
+    d->name[sizeof d->name - 1] = d->doc[sizeof d->doc - 1] = d->reason[sizeof d->reason - 1] = 0;
+}
+
+dkv_outcome dkv_describeCase(dkv_worker *w, const char *line, dkv_description *out) {
+    dkv_request *q = calloc(1, sizeof *q);
+    dkv_reply *r = malloc(sizeof *r);
+    dkv_outcome o = q && r ? dkv_startWorker(w) : DKV_W_HARNESS;
+    if (o == DKV_W_OK) {
+        q->op = DKV_OP_DESCRIBE;
+        snprintf(q->line, sizeof q->line, "%s", line);
+        o = ask(w, q, -1, "while it was asked about the problem", r);
+        *out = r->description;
+        endStrings(out);
+    }
+    free(q);
+    free(r);
+    return o;
+}
+
+dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, double *seconds, int64_t *launches,
+                           int64_t *peak) {
+    dkv_request *q = calloc(1, sizeof *q);
+    dkv_reply *r = malloc(sizeof *r);
+    dkv_outcome o = q && r && w->pid ? DKV_W_OK : DKV_W_HARNESS;
+    if (o == DKV_W_OK) {
+        q->op = DKV_OP_LAUNCH;
+        q->backward = backward;
+        q->plan = a->plan;
+        o = ask(w, q, a->fd, backward ? "in backward" : "in forward", r);
+        if (seconds) *seconds = r->seconds;
+        if (launches) *launches = r->launches;
+        if (peak) *peak = r->peak;
+    }
+    free(q);
+    free(r);
+    return o;
+}

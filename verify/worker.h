@@ -1,0 +1,71 @@
+/* worker.h: the process that a kernel under test runs in. Warm across cases, replaced when it dies.
+ *
+ * The worker is this program again (exec: nothing of the oracle's memory is mapped in it). One SOCK_SEQPACKET socket
+ * carries fixed-size messages, an arena comes along as a file descriptor. What the kernel prints goes into a pipe, of
+ * which the coordinator keeps the tail. A crash, exit(), a hang or garbage on the socket ends the worker and becomes
+ * the case's outcome. */
+#ifndef DKV_WORKER_H
+#define DKV_WORKER_H
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include "buffers.h"
+#include "kernel.h"
+
+#define DKV_WORKER_ARG "worker" /* hidden subcommand: `PROGRAM worker FD` */
+#define DKV_WORKER_TAIL 2048
+
+typedef enum dkv_outcome {
+    DKV_W_OK,
+    DKV_W_ERROR,   /* the kernel reported an error, in words */
+    DKV_W_CRASHED, /* signal, exit(), garbage */
+    DKV_W_TIMEOUT,
+    DKV_W_STOPPED, /* the run was interrupted */
+    DKV_W_HARNESS  /* the worker could not be started or does not understand us */
+} dkv_outcome;
+
+/* What a kernel says of itself and of one problem. */
+typedef struct dkv_description {
+    char name[64], doc[200];
+    int32_t memory, alignment, replicated, has_backward, counts_launches;
+    int32_t refused; /* with `reason` */
+    char reason[400];
+    dualkv_arithmetic arithmetic; /* declared = 0: nothing */
+    int32_t deterministic;
+    uint64_t workspace[2]; /* forward, backward */
+} dkv_description;
+
+typedef struct dkv_worker {
+    pid_t pid; /* 0: none */
+    int socket, output;
+    uint32_t sequence;
+    double timeout; /* seconds for one answer */
+    dkv_kernel_spec spec;
+    int64_t starts;                  /* processes started so far */
+    char tail[DKV_WORKER_TAIL + 1];  /* of what the kernel printed */
+    size_t tail_n;
+    char why[512];                   /* of the last outcome that is not OK */
+} dkv_worker;
+
+/* Set by a signal handler: running calls return DKV_W_STOPPED. */
+extern volatile sig_atomic_t dkv_stopRequested;
+
+void dkv_initWorker(dkv_worker *w, const dkv_kernel_spec *spec, double timeout);
+/* Starts a process if there is none. DKV_W_ERROR: the kernel cannot be opened (a user error, in w->why). */
+dkv_outcome dkv_startWorker(dkv_worker *w);
+void dkv_stopWorker(dkv_worker *w);
+
+/* Tells the worker the problem (canonical line) and asks what the kernel says about it. */
+dkv_outcome dkv_describeCase(dkv_worker *w, const char *line, dkv_description *out);
+/* Runs forward or backward of the described problem in the arena. *seconds: the call alone; *launches: counted by the
+ * kernel during it (-1 where it does not count); *peak: the worker's peak resident bytes. Each may be NULL. */
+dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, double *seconds, int64_t *launches,
+                           int64_t *peak);
+/* Last line that the kernel printed, "" if none. */
+void dkv_lastOutput(const dkv_worker *w, char *out, size_t n);
+
+/* The worker's own main: serves the socket `fd_word` until it closes. */
+int dkv_serveWorker(const char *fd_word);
+
+#endif

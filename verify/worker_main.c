@@ -1,0 +1,155 @@
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../data/fill.h"
+#include "wire.h"
+
+/* What the worker holds between messages. */
+typedef struct state {
+    dkv_kernel kernel;
+    dkv_problem problem;
+    dkv_layout packed, replicated;
+    const dualkv_problem *view; /* the problem as the kernel sees it */
+} state;
+
+static void dropProblem(state *s) {
+    if (s->view) {
+        if (s->kernel.table.replicated) dkv_freeLayout(&s->replicated);
+        dkv_freeLayout(&s->packed);
+        dkv_freeProblem(&s->problem);
+    }
+    s->view = NULL;
+}
+
+static int takeProblem(state *s, const char *line, dkv_err *err) {
+    dropProblem(s);
+    int rc = dkv_parseProblem(line, dkv_knownFill, &s->problem, err);
+    if (rc) return rc;
+    rc = dkv_makeLayout(&s->problem, &s->packed, err);
+    if (rc) goto no_layout;
+    s->view = &s->packed.view;
+    if (!s->kernel.table.replicated) return 0;
+    rc = dkv_makeReplicated(&s->problem, &s->packed, &s->replicated, NULL, NULL, NULL, err);
+    s->view = &s->replicated.view;
+    if (!rc) return 0;
+    s->view = NULL;
+    dkv_freeLayout(&s->packed);
+no_layout:
+    dkv_freeProblem(&s->problem);
+    return rc;
+}
+
+static dkv_outcome openSpec(state *s, const dkv_request *q, dkv_reply *r) {
+    dkv_err err;
+    if (s->kernel.self) return DKV_W_HARNESS;
+    if (dkv_openKernel(&q->spec, &s->kernel, &err) == 0) return DKV_W_OK;
+    snprintf(r->text, sizeof r->text, "%s", err.text);
+    return DKV_W_ERROR;
+}
+
+static dkv_outcome describe(state *s, const dkv_request *q, dkv_reply *r) {
+    dkv_err err = {0};
+    dkv_description *d = &r->description;
+    const dualkv_kernel *k = &s->kernel.table;
+    if (!s->kernel.self || takeProblem(s, q->line, &err)) {
+        snprintf(r->text, sizeof r->text, "%s", err.text);
+        return DKV_W_HARNESS;
+    }
+    snprintf(d->name, sizeof d->name, "%s", k->name);
+    snprintf(d->doc, sizeof d->doc, "%s", k->doc ? k->doc : "");
+    d->memory = k->memory;
+    d->alignment = k->alignment;
+    d->replicated = k->replicated;
+    d->has_backward = k->backward != NULL;
+    d->counts_launches = k->launches != NULL;
+    const char *reason = k->refuses(s->kernel.self, s->view);
+    if (reason) {
+        d->refused = 1;
+        snprintf(d->reason, sizeof d->reason, "%s", reason);
+        return DKV_W_OK;
+    }
+    d->arithmetic.size = sizeof d->arithmetic;
+    if (k->arithmetic) k->arithmetic(s->kernel.self, s->view, &d->arithmetic);
+    d->deterministic = k->deterministic ? k->deterministic(s->kernel.self, s->view) : 0;
+    for (int b = 0; b < 2 && k->workspace; b++) d->workspace[b] = k->workspace(s->kernel.self, s->view, b);
+    return DKV_W_OK;
+}
+
+static dkv_outcome launch(state *s, const dkv_request *q, int fd, dkv_reply *r) {
+    const dualkv_kernel *k = &s->kernel.table;
+    int (*run)(void *, const dualkv_launch *, char *, size_t) = q->backward ? k->backward : k->forward;
+    if (!s->view || fd < 0 || !run) return DKV_W_HARNESS;
+    uint8_t *base = mmap(NULL, (size_t)q->plan.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) {
+        snprintf(r->text, sizeof r->text, "the worker cannot map %lld bytes", (long long)q->plan.size);
+        return DKV_W_HARNESS;
+    }
+    dualkv_launch l;
+    struct timespec t0, t1;
+    struct rusage usage;
+    uint64_t before = k->launches ? k->launches(s->kernel.self) : 0;
+    dkv_makeLaunch(&q->plan, base, s->view, q->backward, &l);
+    clock_gettime(CLOCK_MONOTONIC, &t0);
+    int rc = run(s->kernel.self, &l, r->text, sizeof r->text);
+    clock_gettime(CLOCK_MONOTONIC, &t1);
+    munmap(base, (size_t)q->plan.size);
+    r->text[sizeof r->text - 1] = 0;
+    r->seconds = (double)(t1.tv_sec - t0.tv_sec) + 1e-9 * (double)(t1.tv_nsec - t0.tv_nsec);
+    r->launches = k->launches ? (int64_t)(k->launches(s->kernel.self) - before) : -1;
+    if (getrusage(RUSAGE_SELF, &usage) == 0) r->peak = usage.ru_maxrss * 1024;
+    if (rc && !r->text[0]) snprintf(r->text, sizeof r->text, "it returned %d without a reason", rc);
+    return rc ? DKV_W_ERROR : DKV_W_OK;
+}
+
+/* One message and, with a launch, the arena's descriptor. 0 at the end of the run. */
+static ssize_t receive(int channel, dkv_request *q, int *fd) {
+    struct iovec part = {q, sizeof *q};
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes,
+                       .msg_controllen = sizeof control.bytes};
+    ssize_t n;
+    while ((n = recvmsg(channel, &m, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR) {}
+    *fd = -1;
+    struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&m) : NULL;
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) memcpy(fd, CMSG_DATA(c), sizeof(int));
+    return n;
+}
+
+int dkv_serveWorker(const char *fd_word) {
+    int channel = atoi(fd_word), fd = -1;
+    dkv_request *q = malloc(sizeof *q);
+    dkv_reply *r = malloc(sizeof *r);
+    static state s;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a kernel that hangs must not outlive its coordinator */
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* no core files of crashing kernels */
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    while (q && r && receive(channel, q, &fd) == (ssize_t)sizeof *q && q->magic == DKV_WIRE_MAGIC) {
+        memset(r, 0, sizeof *r);
+        dkv_outcome o = q->op == DKV_OP_OPEN       ? openSpec(&s, q, r)
+                        : q->op == DKV_OP_DESCRIBE ? describe(&s, q, r)
+                        : q->op == DKV_OP_LAUNCH   ? launch(&s, q, fd, r)
+                                                   : DKV_W_HARNESS;
+        if (fd >= 0) close(fd);
+        r->magic = DKV_WIRE_MAGIC;
+        r->sequence = q->sequence;
+        r->outcome = (int32_t)o;
+        fflush(stdout);
+        if (send(channel, r, sizeof *r, MSG_NOSIGNAL) != (ssize_t)sizeof *r) break;
+    }
+    free(q);
+    free(r);
+    dropProblem(&s);
+    dkv_closeKernel(&s.kernel);
+    return 0;
+}
