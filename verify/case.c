@@ -1,0 +1,304 @@
+#include "case.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "../data/fill.h"
+#include "../ref/dtype.h"
+#include "../ref/mask.h"
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void conclude(dkv_case *c, dkv_status status, const char *why) {
+    c->result->status = status;
+    snprintf(c->result->why, sizeof c->result->why, "%s", why);
+}
+
+static int failHarness(dkv_case *c, const char *why) {
+    conclude(c, DKV_ST_HARNESS_ERROR, why);
+    return -1;
+}
+
+/* ---- the kernel's runs ---- */
+
+/* What runs between two runs of A: first another shape, then A's shape with other data (a kernel that keeps a map of
+ * tiles, or a result, gives the wrong one). */
+enum { BETWEEN_SHAPE, BETWEEN_DATA, N_BETWEEN };
+
+static int otherProblem(const dkv_problem *p, int which, dkv_problem *b, dkv_err *err) {
+    dkv_problem shape = {0};
+    int rc = dkv_copyProblem(p, b, err);
+    if (!rc && which == BETWEEN_SHAPE) rc = dkv_parseProblem("shape=19+2x7,1/3+5", NULL, &shape, err);
+    if (rc) return rc;
+    if (which == BETWEEN_SHAPE) {
+        dkv_node *own = b->nodes;
+        b->nodes = shape.nodes;
+        shape.nodes = own;
+        b->n_nodes = shape.n_nodes;
+        b->n_groups = shape.n_groups;
+    }
+    b->seed = p->seed + 1;
+    b->run = DKV_SINGLE;
+    strcpy(b->fill, "normal");
+    dkv_freeProblem(&shape);
+    return 0;
+}
+
+/* Judges the cases between on the same instance, then tells the kernel about A again. */
+static dkv_outcome runBetween(dkv_case *c) {
+    dkv_case_options options = *c->options;
+    dkv_description again;
+    options.repeats = 0;
+    options.peer = NULL;
+    options.nested = true;
+    for (int which = 0; which < N_BETWEEN && !c->options->nested; which++) {
+        dkv_err err = {0};
+        dkv_problem b = {0};
+        dkv_result *r = malloc(sizeof *r);
+        int rc = r ? otherProblem(c->p, which, &b, &err) : -1;
+        if (!rc) dkv_runCase(&b, c->kernel.w, &options, r);
+        dkv_freeProblem(&b);
+        if (!rc && dkv_statusRow(r->status)->defect && c->between == DKV_ST_PASSED) {
+            c->between = r->status;
+            snprintf(c->between_why, sizeof c->between_why, "%.300s", r->why);
+        }
+        bool stopped = !rc && r->stopped;
+        free(r);
+        if (stopped) return DKV_W_STOPPED;
+    }
+    return dkv_describeCase(c->kernel.w, c->line, &again);
+}
+
+static bool anyPoison(const dkv_run *r) {
+    for (int id = 0; id < DKV_N_OUTPUTS; id++)
+        if (r->poison[id]) return true;
+    return false;
+}
+
+/* How often: once; again where asked, where bits are promised, or where poison was found (another pattern tells a
+ * NaN that was computed from an element that was never written). */
+static dkv_outcome runKernel(dkv_case *c) {
+    int wanted = c->p->run == DKV_TWICE || c->p->run == DKV_ABA ? 2 : 1;
+    if (c->kernel.d.deterministic && wanted < 1 + c->options->repeats) wanted = 1 + c->options->repeats;
+    if (wanted > DKV_RUNS_MAX) wanted = DKV_RUNS_MAX;
+    for (int i = 0; i < wanted; i++) {
+        if (i == 1 && c->p->run == DKV_ABA) {
+            dkv_outcome between = runBetween(c);
+            if (between != DKV_W_OK) return between;
+        }
+        dkv_outcome o = dkv_runSide(&c->kernel, i, &c->run[i]);
+        c->n_runs = i + 1;
+        if (o != DKV_W_OK) return o;
+        if (wanted == 1 && anyPoison(&c->run[0])) wanted = 2;
+    }
+    c->judged_run = c->p->run == DKV_ABA ? c->n_runs - 1 : 0;
+    c->result->seconds_forward = c->run[c->judged_run].seconds[0];
+    c->result->seconds_backward = c->run[c->judged_run].seconds[1];
+    return DKV_W_OK;
+}
+
+/* A kernel that did not come through: its status, or nothing. */
+static bool concludeOutcome(dkv_case *c, dkv_outcome o) {
+    const char *why = c->kernel.w->why;
+    switch (o) {
+    case DKV_W_OK: return false;
+    case DKV_W_ERROR: conclude(c, DKV_ST_NOT_RUN, why); break;
+    case DKV_W_CRASHED: conclude(c, DKV_ST_CRASHED, why); break;
+    case DKV_W_TIMEOUT: conclude(c, DKV_ST_TIMEOUT, why); break;
+    case DKV_W_STOPPED: c->result->stopped = true; break;
+    case DKV_W_HARNESS: conclude(c, DKV_ST_HARNESS_ERROR, why); break;
+    }
+    return true;
+}
+
+/* ---- the oracle ---- */
+
+/* The oracle of a replicated kernel is that of the replicated problem, packed: gradients of copies are each rounded, so
+ * their bounds (and variances) add. The truth is the packed one: that is the equivalence. */
+static int packOracle(dkv_case *c, const dkv_ref_options *ref, dkv_err *err) {
+    const dkv_side *s = &c->kernel;
+    const dkv_outputs *from[3] = {&c->rep_oracle.bound, &c->rep_oracle.twin, &c->rep_oracle.sigma2};
+    dkv_outputs *to[3] = {&c->oracle.bound, &c->oracle.twin, &c->oracle.sigma2};
+    int rc = dkv_refBlocked(c->p, &c->packed, &c->in, ref, &c->oracle.truth, err);
+    for (int i = 0; i < 3 && !rc; i++)
+        rc = dkv_packOutputs(&c->packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, from[i], to[i], err);
+    memcpy(c->oracle.has_twin, c->rep_oracle.has_twin, sizeof c->oracle.has_twin);
+    return rc;
+}
+
+static int consultOracle(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
+    const dkv_side *s = &c->kernel;
+    const dkv_outputs *own = &c->run[c->judged_run].out;
+    dkv_ref_options ref = {.threads = c->options->threads};
+    dkv_oracle *o = s->d.replicated ? &c->rep_oracle : &c->oracle;
+    int rc = 0;
+    if (!c->has_oracle) {
+        rc = dkv_allocOracle(&c->packed, &c->oracle, err);
+        c->has_oracle = !rc;
+        if (!rc && s->d.replicated) {
+            rc = dkv_allocOracle(s->l, &c->rep_oracle, err);
+            c->has_rep_oracle = !rc;
+        }
+    }
+    if (!rc) rc = dkv_oracleBound(s->p, s->l, s->in, a, &ref, o, err);
+    if (!rc) rc = dkv_oracleTwin(s->p, s->l, s->in, a, &ref, own->o, own->lse, o, err);
+    if (!rc && s->d.replicated) rc = packOracle(c, &ref, err);
+    return rc;
+}
+
+static int judgeAll(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        dkv_judgement *j = &c->result->tensor[id];
+        const double *got = dkv_outputAt(&c->got, (dkv_tensor_id)id);
+        memset(j, 0, sizeof *j);
+        if (!got) continue;
+        int rc = dkv_judgeTensor(c->p, &c->packed, a, &c->oracle, (dkv_tensor_id)id, got, c->options->level, j, err);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+static bool fitsProfile(const dkv_result *r) {
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        const dkv_judgement *j = &r->tensor[id];
+        if (j->present && (j->failed || j->imprecise || j->biased)) return false;
+    }
+    return true;
+}
+
+/* A kernel that declares nothing: the tightest named profile that it fits; if none, it is judged by the loosest bound. */
+static int judgeUndeclared(dkv_case *c, dkv_err *err) {
+    dkv_result *r = c->result;
+    const char *name, *words;
+    int rc = 0;
+    for (int i = 0; !rc && (name = dkv_arithmeticProfile(i, c->kernel.p, &r->arithmetic, &words)); i++) {
+        rc = consultOracle(c, &r->arithmetic, err);
+        if (!rc) rc = judgeAll(c, &r->arithmetic, err);
+        if (!rc && fitsProfile(r)) {
+            snprintf(r->profile, sizeof r->profile, "%s", name);
+            break;
+        }
+    }
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) r->tensor[id].imprecise = r->tensor[id].biased = false;
+    return rc;
+}
+
+static int judgeCase(dkv_case *c, dkv_err *err) {
+    dkv_result *r = c->result;
+    int rc = dkv_packRun(&c->kernel, &c->packed, &c->run[c->judged_run].out, &c->got, err);
+    c->has_got = !rc;
+    r->arithmetic = c->kernel.d.arithmetic;
+    if (!rc && r->arithmetic.declared) {
+        rc = consultOracle(c, &r->arithmetic, err);
+        if (!rc) rc = judgeAll(c, &r->arithmetic, err);
+    } else if (!rc) {
+        rc = judgeUndeclared(c, err);
+    }
+    if (!rc) dkv_describeArithmetic(&r->arithmetic, r->arithmetic_words, sizeof r->arithmetic_words);
+    r->judged = !rc;
+    return rc;
+}
+
+/* ---- the whole ---- */
+
+static void runChecks(dkv_case *c) {
+    const dkv_check *check;
+    c->result->status = DKV_ST_PASSED;
+    for (int i = 0; (check = dkv_listCheck(i)); i++) {
+        dkv_finding *f = &c->result->finding[i];
+        check->run(c, f);
+        if (f->state != DKV_CHECK_DEFECT || c->result->status != DKV_ST_PASSED) continue;
+        conclude(c, f->status, f->why);
+    }
+}
+
+static int prepare(dkv_case *c, dkv_err *err) {
+    int rc = dkv_maskAdmissible(c->p, err);
+    if (!rc) rc = dkv_makeLayout(c->p, &c->packed, err);
+    if (!rc) rc = dkv_allocInputs(&c->packed, &c->in, err);
+    if (!rc) rc = dkv_fillInputs(c->p, &c->packed, c->options->data_dir, &c->in, err);
+    return rc;
+}
+
+static void runStages(dkv_case *c, dkv_worker *w) {
+    dkv_err err = {0};
+    if (dkv_printProblem(c->p, c->result->line, sizeof c->result->line, &err) || prepare(c, &err)) {
+        failHarness(c, err.text);
+        return;
+    }
+    c->outcome = dkv_openSide(&c->kernel, w, c->p, c->line, &c->packed, &c->in);
+    if (concludeOutcome(c, c->outcome)) return;
+    if (c->kernel.d.refused) {
+        conclude(c, DKV_ST_UNSUPPORTED, c->kernel.d.reason);
+        return;
+    }
+    if (c->kernel.d.arithmetic.declared && dkv_checkArithmetic(&c->kernel.d.arithmetic, &err)) {
+        conclude(c, DKV_ST_NOT_RUN, err.text);
+        return;
+    }
+    c->outcome = runKernel(c);
+    if (concludeOutcome(c, c->outcome)) return;
+    if (judgeCase(c, &err)) {
+        failHarness(c, err.text);
+        return;
+    }
+    runChecks(c);
+}
+
+void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *options, dkv_result *out) {
+    double start = now();
+    dkv_case c = {.p = p, .line = out->line, .options = options, .result = out};
+    memset(out, 0, sizeof *out);
+    snprintf(out->kernel, sizeof out->kernel, "%s", w->spec.text);
+    out->level = options->level;
+    runStages(&c, w);
+    if (c.has_got && c.kernel.d.replicated) dkv_freeOutputs(&c.got);
+    if (c.has_rep_oracle) dkv_freeOracle(&c.rep_oracle);
+    if (c.has_oracle) dkv_freeOracle(&c.oracle);
+    for (int i = 0; i < c.n_runs; i++) dkv_freeRun(&c.run[i]);
+    dkv_closeSide(&c.kernel);
+    dkv_freeInputs(&c.in);
+    dkv_freeLayout(&c.packed);
+    out->seconds = now() - start;
+}
+
+/* ---- memory ---- */
+
+double dkv_estimateCase(const dkv_problem *p, bool replicated) {
+    double tq = (double)dkv_countQueries(p), tk = (double)dkv_countKeys(p), rows = 0;
+    for (int32_t i = 0; i < p->n_nodes; i++)
+        if (!p->nodes[i].key_only && p->nodes[i].len) rows += (double)(p->nodes[i].context + p->nodes[i].len);
+    double elt = p->dtype == DUALKV_FP32 ? 4 : 2, total = 0;
+    for (int kind = 0; kind <= (replicated ? 1 : 0); kind++) { /* packed, then the kernel's replicated copy */
+        double q = kind ? rows : tq, k = kind ? rows : tk;
+        double in = q * p->hq * (p->dqk + p->dv) + k * p->hkv * (p->dqk + p->dv), out = in + q * p->hq;
+        double copies = 4 + (kind || !replicated ? 2 : 1); /* truth, bound, twin, variance; two runs */
+        total += in * elt + 8 * out * copies;
+        if (kind || !replicated) total += 3 * (in + out) * elt; /* arena, its shadow, what the kernel keeps */
+    }
+    return total + 64.0 * 1048576;
+}
+
+static double readNumber(const char *path, const char *key) {
+    char row[256];
+    double value = INFINITY;
+    FILE *f = fopen(path, "r");
+    while (f && fgets(row, sizeof row, f))
+        if (strncmp(row, key, strlen(key)) == 0 && sscanf(row + strlen(key), "%lf", &value) == 1) break;
+    if (f) fclose(f);
+    return value;
+}
+
+double dkv_availableMemory(void) {
+    double free_bytes = 1024 * readNumber("/proc/meminfo", "MemAvailable:");
+    double limit = readNumber("/sys/fs/cgroup/memory.max", ""), used = readNumber("/sys/fs/cgroup/memory.current", "");
+    if (isfinite(limit) && isfinite(used) && limit - used < free_bytes) free_bytes = limit - used;
+    return free_bytes;
+}

@@ -1,0 +1,81 @@
+/* case.h: where the stages meet: line -> problem -> inputs -> kernel in its worker -> oracle -> checks -> result. */
+#ifndef DKV_CASE_H
+#define DKV_CASE_H
+
+#include "judge.h"
+#include "side.h"
+#include "status.h"
+
+#define DKV_CHECKS_MAX 16
+#define DKV_RUNS_MAX 3
+
+typedef struct dkv_case_options {
+    const char *data_dir;
+    double level;    /* false-alarm probability of one statistical test */
+    int threads;     /* of the oracle */
+    int repeats;     /* extra runs where a kernel promises repeatable bits */
+    bool nested;     /* a case between the runs of another */
+    dkv_worker *peer; /* same-precision peer, or NULL: errors beside the kernel's, never deciding */
+} dkv_case_options;
+
+typedef enum dkv_finding_state { DKV_NOT_APPLICABLE, DKV_CHECK_PASSED, DKV_CHECK_DEFECT, DKV_CHECK_NOTE } dkv_finding_state;
+
+typedef struct dkv_finding {
+    dkv_finding_state state;
+    dkv_status status; /* of a defect */
+    char why[400];     /* of a defect or a note */
+} dkv_finding;
+
+typedef struct dkv_result {
+    char line[DKV_LINE_MAX + 1];
+    char kernel[DKV_SPEC_MAX];
+    dkv_status status;
+    char why[600]; /* one sentence; "" where PASSED */
+    bool stopped;  /* interrupted: no result */
+    bool judged;   /* tensor[], arithmetic are there */
+    double seconds, seconds_forward, seconds_backward, level;
+    dualkv_arithmetic arithmetic;
+    char arithmetic_words[240], profile[64]; /* profile: named where the kernel declares nothing */
+    dkv_judgement tensor[DKV_N_OUTPUTS];
+    double peer[DKV_N_OUTPUTS]; /* rms error over the peer's; 0: not there */
+    dkv_finding finding[DKV_CHECKS_MAX];
+} dkv_result;
+
+/* What the checks look at. */
+typedef struct dkv_case {
+    const dkv_problem *p;
+    const char *line;
+    const dkv_case_options *options;
+    dkv_layout packed;
+    dkv_inputs in;
+    dkv_side kernel;
+    int n_runs;
+    dkv_run run[DKV_RUNS_MAX];
+    int judged_run;      /* the one whose values are judged */
+    dkv_status between;  /* run=aba: of the worst case between */
+    char between_why[320];
+    dkv_outcome outcome; /* of the runs, words in the worker's why */
+    bool has_oracle, has_rep_oracle, has_got;
+    dkv_oracle oracle;     /* packed */
+    dkv_oracle rep_oracle; /* of the replicated problem, where the kernel wants that */
+    dkv_outputs got;       /* packed outputs of the judged run */
+    dkv_result *result;
+} dkv_case;
+
+typedef struct dkv_check {
+    const char *name, *doc;
+    void (*run)(dkv_case *c, dkv_finding *f);
+} dkv_check;
+
+/* Checks in the order in which a defect decides the case. NULL past the end. */
+const dkv_check *dkv_listCheck(int i);
+
+/* Runs a parsed, admissible problem; always fills *out (HARNESS_ERROR where the harness failed). */
+void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *options, dkv_result *out);
+
+/* Bytes that checking a case needs (inputs, buffers, oracle, runs), from counts alone; INFINITY where beyond counting. */
+double dkv_estimateCase(const dkv_problem *p, bool replicated);
+/* Bytes that this process may still take (MemAvailable, and the limit of its control group). */
+double dkv_availableMemory(void);
+
+#endif

@@ -1,0 +1,64 @@
+#include "check.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+/* In the order in which a defect decides the case: a value is believed only if the memory is sound. */
+static const dkv_check table[] = {
+    {"launched", "the kernel ran its own code, no fallback (where it counts launches)", dkv_checkLaunched},
+    {"guards", "nothing outside the outputs was written: guards, slack between rows", dkv_checkGuards},
+    {"inputs", "inputs, and in backward O and LSE, are as they were", dkv_checkInputs},
+    {"written", "no output element still holds the poison, under two patterns", dkv_checkWritten},
+    {"isolation", "a NaN or Inf of one branch does not reach another", dkv_checkIsolation},
+    {"finite", "NaN or Inf only where the truth is", dkv_checkFinite},
+    {"bound", "every element within what rounding allows", dkv_checkBound},
+    {"copies", "replicated kernels: every copy of a shared row agrees with it", dkv_checkCopies},
+    {"sum-dv", "sum of dV over keys = sum of dO over rows (less the sink's share)", dkv_checkSumDv},
+    {"euler", "sum of q.dq = sum of k.dk", dkv_checkEuler},
+    {"sequence", "run=aba: other cases between two runs change nothing, and pass", dkv_checkSequence},
+    {"repeat", "two runs give the same bits where that is promised", dkv_checkRepeat},
+    {"twin", "no more rounding than declared, no bias that it does not explain", dkv_checkTwin},
+    {"peer", "error beside that of the same-precision replicated peer (never decides)", dkv_checkPeer},
+};
+_Static_assert(sizeof table / sizeof table[0] <= DKV_CHECKS_MAX, "room for every check");
+
+const dkv_check *dkv_listCheck(int i) {
+    return i >= 0 && i < (int)(sizeof table / sizeof table[0]) ? &table[i] : NULL;
+}
+
+void dkv_find(dkv_finding *f, dkv_finding_state state, dkv_status status, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(f->why, sizeof f->why, fmt, ap);
+    va_end(ap);
+    f->state = state;
+    f->status = status;
+}
+
+void dkv_nameElement(const dkv_layout *l, dkv_tensor_id id, int64_t index, char *out, size_t n) {
+    const dualkv_problem *v = &l->view;
+    bool by_key = id == DKV_DK || id == DKV_DV;
+    int64_t dim = id == DKV_O || id == DKV_DV ? v->dv : v->dqk, heads = by_key ? v->hkv : v->hq, row, head, c = -1;
+    if (id == DKV_DSINK) {
+        snprintf(out, n, "head %lld", (long long)index);
+        return;
+    }
+    if (id == DKV_LSE) {
+        head = v->tq ? index / v->tq : 0;
+        row = v->tq ? index % v->tq : 0;
+    } else {
+        c = index % dim;
+        head = index / dim % heads;
+        row = index / dim / heads;
+    }
+    const dualkv_segment *s = v->segments;
+    for (int32_t i = 0; i < v->n_segments; i++) {
+        int64_t start = by_key ? v->segments[i].k_start : v->segments[i].q_start;
+        int64_t len = by_key ? v->segments[i].k_len : v->segments[i].q_len;
+        if (row >= start && row < start + len) s = &v->segments[i];
+    }
+    int wrote = snprintf(out, n, "group %d, segment %d (%s) row %lld, head %lld", s->group, (int)(s - v->segments),
+                         s->depth ? "response" : "prompt", (long long)(row - (by_key ? s->k_start : s->q_start)),
+                         (long long)head);
+    if (c >= 0 && wrote > 0 && (size_t)wrote < n) snprintf(out + wrote, n - (size_t)wrote, ", dim %lld", (long long)c);
+}

@@ -1,0 +1,96 @@
+#include <math.h>
+#include <stdlib.h>
+
+#include "../ref/dtype.h"
+#include "check.h"
+
+/* One side of an identity: a sum, the sum of its terms' bounds, and its own fp64 rounding. */
+typedef struct sum {
+    double value, allowed, magnitude, terms;
+} sum;
+
+static void add(sum *s, double term, double allowed) {
+    s->value += term;
+    s->allowed += allowed;
+    s->magnitude += fabs(term);
+    s->terms++;
+}
+
+static double allowedDifference(const sum *a, const sum *b) {
+    return a->allowed + b->allowed + (a->terms + b->terms + 2) * 0x1p-53 * (a->magnitude + b->magnitude);
+}
+
+/* Non-finite sums say nothing here: finiteness has its own check. True where the identity is broken. */
+static bool broken(const sum *a, const sum *b) {
+    double allowed = allowedDifference(a, b);
+    if (!isfinite(a->value) || !isfinite(b->value) || !isfinite(allowed)) return false;
+    return !(fabs(a->value - b->value) <= allowed);
+}
+
+/* Share of a row's weight that keys have: 1, or what the sink leaves; 0 where the row sees nothing. */
+static double keyShare(const dkv_case *c, int64_t t, int32_t h) {
+    double lse = c->oracle.truth.lse[h * c->packed.view.tq + t];
+    if (lse == -INFINITY) return 0;
+    return c->in.sink ? -expm1((double)c->in.sink[h] - lse) : 1;
+}
+
+static double decodeAt(const void *at, dualkv_dtype t, int64_t i) {
+    double x;
+    dkv_decodeArray((const char *)at + (size_t)i * dkv_dtypeSize(t), t, 1, &x);
+    return x;
+}
+
+typedef void (*identity_fn)(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int32_t dim, sum *a, sum *b);
+
+static void sumDv(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int32_t dim, sum *a, sum *b) {
+    const dualkv_problem *v = &c->packed.view;
+    int32_t g = v->hq / v->hkv;
+    for (int64_t j = 0; j < v->tk; j++) {
+        int64_t at = (j * v->hkv + kvh) * v->dv + dim;
+        add(a, values->dv[at], c->oracle.bound.dv[at]);
+    }
+    for (int64_t t = 0; t < v->tq; t++)
+        for (int32_t h = kvh * g; h < (kvh + 1) * g; h++) {
+            double share = keyShare(c, t, h), d_o = decodeAt(c->in.d_o, c->p->dtype, (t * v->hq + h) * v->dv + dim);
+            if (share != 0) add(b, share * d_o, 0x1p-50 * fabs(d_o));
+        }
+}
+
+static void euler(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int32_t dim, sum *a, sum *b) {
+    const dualkv_problem *v = &c->packed.view;
+    int32_t g = v->hq / v->hkv;
+    (void)dim;
+    for (int64_t t = 0; t < v->tq; t++)
+        for (int64_t i = (t * v->hq + kvh * g) * v->dqk; i < (t * v->hq + (kvh + 1) * g) * v->dqk; i++) {
+            double q = decodeAt(c->in.q, c->p->dtype, i);
+            add(a, q * values->dq[i], fabs(q) * c->oracle.bound.dq[i]);
+        }
+    for (int64_t j = 0; j < v->tk; j++)
+        for (int64_t i = (j * v->hkv + kvh) * v->dqk; i < (j * v->hkv + kvh + 1) * v->dqk; i++) {
+            double k = decodeAt(c->in.k, c->p->dtype, i);
+            add(b, k * values->dk[i], fabs(k) * c->oracle.bound.dk[i]);
+        }
+}
+
+/* The kernel's outputs must keep the identity, and so must the truth: an oracle that does not is not believed. */
+static void checkIdentity(dkv_case *c, dkv_finding *f, identity_fn sides, int32_t dims, const char *words) {
+    if (!c->p->grad) return;
+    dkv_findNothing(f);
+    for (int who = 0; who < 2; who++)
+        for (int32_t kvh = 0; kvh < c->p->hkv; kvh++)
+            for (int32_t dim = 0; dim < dims; dim++) {
+                sum a = {0}, b = {0};
+                sides(c, who ? &c->got : &c->oracle.truth, kvh, dim, &a, &b);
+                if (!broken(&a, &b)) continue;
+                dkv_find(f, DKV_CHECK_DEFECT, who ? DKV_ST_FAILED : DKV_ST_HARNESS_ERROR,
+                         "%s%s: %.9g against %.9g in KV head %d, rounding explains %.3g", who ? "" : "the oracle breaks ",
+                         words, a.value, b.value, kvh, allowedDifference(&a, &b));
+                return;
+            }
+}
+
+void dkv_checkSumDv(dkv_case *c, dkv_finding *f) {
+    checkIdentity(c, f, sumDv, c->p->dv, "sum of dV over keys = sum of dO over rows");
+}
+
+void dkv_checkEuler(dkv_case *c, dkv_finding *f) { checkIdentity(c, f, euler, 1, "sum of q.dq = sum of k.dk"); }

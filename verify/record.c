@@ -1,0 +1,171 @@
+#include "record.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <libgen.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../data/fill.h"
+#include "version.h"
+
+/* 'text' for a shell, plain where it needs no quotes. */
+static void quote(const char *text, char *out, size_t n) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+=_-./:,@";
+    size_t at = 0;
+    if (text[0] && strspn(text, plain) == strlen(text)) {
+        snprintf(out, n, "%s", text);
+        return;
+    }
+    if (n < 8) return;
+    out[at++] = '\'';
+    for (; *text && at + 6 < n; text++) {
+        if (*text == '\'') {
+            memcpy(out + at, "'\\''", 4);
+            at += 4;
+        } else {
+            out[at++] = *text;
+        }
+    }
+    out[at++] = '\'';
+    out[at] = 0;
+}
+
+void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n) {
+    char *quoted_line = malloc(DKV_LINE_MAX + 64), *quoted_kernel = malloc(4 * DKV_SPEC_MAX);
+    if (quoted_line && quoted_kernel) {
+        quoted_line[0] = '\'';
+        snprintf(quoted_line + 1, DKV_LINE_MAX + 60, "%s'", line); /* a canonical line has no quotes */
+        quote(kernel, quoted_kernel, 4 * DKV_SPEC_MAX);
+        snprintf(out, n, "dualkv replay %s --kernel %s", quoted_line, quoted_kernel);
+    }
+    free(quoted_line);
+    free(quoted_kernel);
+}
+
+static void addNumber(cJSON *o, const char *key, double x) {
+    if (isfinite(x)) cJSON_AddNumberToObject(o, key, x);
+    else cJSON_AddStringToObject(o, key, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
+}
+
+static void addPart(cJSON *o, const dkv_part *p, bool twin) {
+    addNumber(o, "max_bound_ratio", p->max_ratio);
+    if (twin) {
+        addNumber(o, "twin_rms", p->rms_z);
+        addNumber(o, "twin_rms_limit", p->rms_limit);
+        addNumber(o, "twin_gain", p->gain);
+        addNumber(o, "twin_gain_limit", p->gain_limit);
+        addNumber(o, "twin_mean", p->mean_z);
+        addNumber(o, "rows", p->dof);
+    }
+    addNumber(o, "bad", (double)p->bad);
+    addNumber(o, "nonfinite", (double)p->nonfinite);
+    addNumber(o, "total", (double)p->total);
+}
+
+static void addWorst(cJSON *o, const dkv_where *w) {
+    cJSON *worst = cJSON_AddObjectToObject(o, "worst");
+    addNumber(worst, "group", (double)w->group);
+    addNumber(worst, "segment", (double)w->segment);
+    addNumber(worst, "row", (double)w->row);
+    addNumber(worst, "head", (double)w->head);
+    addNumber(worst, "dim", (double)w->dim);
+    addNumber(worst, "got", w->got);
+    addNumber(worst, "want", w->want);
+    addNumber(worst, "bound", w->bound);
+    cJSON_AddStringToObject(worst, "region", w->region ? "response" : "prompt");
+    addNumber(worst, "tile_edge", (double)w->tile_edge);
+}
+
+static void addTensors(cJSON *o, const dkv_result *r) {
+    static const char *const regions[2] = {"prompt", "response"};
+    cJSON *tensors = cJSON_AddObjectToObject(o, "tensors");
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        const dkv_judgement *j = &r->tensor[id];
+        if (!j->present) continue;
+        cJSON *t = cJSON_AddObjectToObject(tensors, dkv_tensorName((dkv_tensor_id)id));
+        addPart(t, &j->all, j->twin);
+        if (r->peer[id] > 0) addNumber(t, "error_over_peer", r->peer[id]);
+        cJSON *parts = cJSON_AddObjectToObject(t, "regions");
+        for (int k = 0; k < 2; k++)
+            if (j->region[k].total) addPart(cJSON_AddObjectToObject(parts, regions[k]), &j->region[k], j->twin);
+        if (j->all.total) addWorst(t, &j->worst);
+    }
+}
+
+static void addChecks(cJSON *o, const dkv_result *r) {
+    static const char *const words[] = {NULL, "passed", "defect", "note"};
+    cJSON *checks = cJSON_AddObjectToObject(o, "checks");
+    const dkv_check *c;
+    for (int i = 0; (c = dkv_listCheck(i)); i++)
+        if (words[r->finding[i].state]) cJSON_AddStringToObject(checks, c->name, words[r->finding[i].state]);
+}
+
+char *dkv_printRecord(const dkv_result *r) {
+    char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
+    cJSON *o = cJSON_CreateObject();
+    char *text = NULL;
+    if (!replay || !o) goto done;
+    dkv_replayCommand(r->line, r->kernel, replay, DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
+    cJSON_AddStringToObject(o, "line", r->line);
+    cJSON_AddStringToObject(o, "kernel", r->kernel);
+    cJSON_AddStringToObject(o, "status", dkv_statusRow(r->status)->name);
+    cJSON_AddStringToObject(o, "why", r->why);
+    addNumber(o, "seconds", r->seconds);
+    addNumber(o, "seconds_forward", r->seconds_forward);
+    addNumber(o, "seconds_backward", r->seconds_backward);
+    cJSON_AddStringToObject(o, "device", dkv_hostDevice());
+    cJSON_AddStringToObject(o, "commit", dkv_commit());
+    cJSON_AddStringToObject(o, "generator", DKV_GENERATOR);
+    cJSON_AddStringToObject(o, "arithmetic", r->judged ? r->arithmetic_words : "");
+    if (r->profile[0]) cJSON_AddStringToObject(o, "profile", r->profile);
+    addNumber(o, "level", r->level);
+    if (r->judged) {
+        addTensors(o, r);
+        addChecks(o, r);
+    }
+    cJSON_AddStringToObject(o, "replay", replay);
+    text = cJSON_PrintUnformatted(o);
+done:
+    cJSON_Delete(o);
+    free(replay);
+    return text;
+}
+
+/* ---- the file ---- */
+
+int dkv_checkRecordPath(const char *path, dkv_err *err) {
+    char folder[PATH_MAX];
+    struct stat s;
+    if (!path || strcmp(path, "-") == 0) return 0;
+    if (!path[0] || strlen(path) >= sizeof folder) return dkv_fail(err, DKV_EUSER, "--json: not a file name: '%.80s'", path);
+    if (stat(path, &s) == 0) {
+        if (S_ISDIR(s.st_mode)) return dkv_fail(err, DKV_EUSER, "--json: '%s' is a folder", path);
+        if (access(path, W_OK) == 0) return 0;
+        return dkv_fail(err, DKV_EUSER, "--json: cannot write '%s': %s", path, strerror(errno));
+    }
+    strcpy(folder, path);
+    const char *dir = dirname(folder);
+    if (access(dir, W_OK | X_OK) == 0) return 0;
+    return dkv_fail(err, DKV_EUSER, "--json: cannot write into '%s': %s", dir, strerror(errno));
+}
+
+int dkv_writeRecord(dkv_record_file *file, const char *json, dkv_err *err) {
+    if (!file->path) return 0;
+    if (!file->f) file->f = strcmp(file->path, "-") == 0 ? stdout : fopen(file->path, "w");
+    if (!file->f) return dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", file->path, strerror(errno));
+    if (fprintf(file->f, "%s\n", json) < 0 || fflush(file->f) != 0)
+        return dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", file->path, strerror(errno));
+    file->written++;
+    return 0;
+}
+
+int dkv_closeRecords(dkv_record_file *file, dkv_err *err) {
+    int bad = file->f && file->f != stdout ? fclose(file->f) : 0;
+    file->f = NULL;
+    return bad ? dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", file->path, strerror(errno)) : 0;
+}

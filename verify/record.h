@@ -1,0 +1,28 @@
+/* record.h: one JSON object a case, one line each (design.md section 9). The one source of truth: reports and databases
+ * are made from it. Non-finite numbers are strings ("nan", "inf", "-inf"). */
+#ifndef DKV_RECORD_H
+#define DKV_RECORD_H
+
+#include <stdio.h>
+
+#include "case.h"
+
+/* The command that replays a case: dualkv replay 'LINE' --kernel SPEC (quoted for a shell). */
+void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n);
+/* One line of JSON without newline, malloc'ed; NULL where out of memory. */
+char *dkv_printRecord(const dkv_result *r);
+
+/* A file of records. Opened with the first record, so that a run that ends as a user error leaves none. */
+typedef struct dkv_record_file {
+    const char *path; /* NULL: no file; "-": stdout */
+    FILE *f;
+    long written;
+} dkv_record_file;
+
+/* Whether `path` can be written, before anything runs (nothing is created or changed). */
+int dkv_checkRecordPath(const char *path, dkv_err *err);
+/* Appends one line and flushes it; the first call truncates. */
+int dkv_writeRecord(dkv_record_file *file, const char *json, dkv_err *err);
+int dkv_closeRecords(dkv_record_file *file, dkv_err *err);
+
+#endif

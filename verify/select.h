@@ -1,0 +1,19 @@
+/* select.h: which cases a command line asks for. */
+#ifndef DKV_SELECT_H
+#define DKV_SELECT_H
+
+#include "session.h"
+
+typedef struct dkv_selection {
+    char **lines; /* canonical, owned */
+    long n;
+    char **kernels; /* of each line where a record named one, else NULL */
+} dkv_selection;
+
+/* Words are problem lines (quoted, or as several key=value words), suites, files of lines. */
+int dkv_selectWords(const char *const *words, int n, dkv_selection *out, dkv_err *err);
+/* For replay: also files of records. */
+int dkv_selectFile(const char *path, dkv_selection *out, dkv_err *err);
+void dkv_freeSelection(dkv_selection *s);
+
+#endif

@@ -1,0 +1,217 @@
+#include "session.h"
+
+#include <cblas.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "../data/fill.h"
+#include "../data/suite.h"
+#include "../ref/mask.h"
+#include "version.h"
+
+/* One line, fit to run? */
+static int precheckLine(const dkv_session *s, const char *line, double available, dkv_err *err) {
+    const double gib = 1024.0 * 1024 * 1024;
+    dkv_problem p = {0};
+    dkv_err why = {0};
+    int rc = dkv_parseProblem(line, dkv_knownFill, &p, err);
+    if (rc) return rc;
+    if (dkv_maskAdmissible(&p, &why)) {
+        rc = dkv_fail(err, DKV_EUSER, "mask=%s is not admissible: %s", dkv_maskName(p.mask), why.text);
+        goto done;
+    }
+    double need = dkv_estimateCase(&p, false);
+    if (need > available) {
+        rc = dkv_fail(err, DKV_EUSER, "'%.200s' needs about %.3g GiB, %.3g GiB are free", line, need / gib, available / gib);
+        goto done;
+    }
+    if (strncmp(p.fill, "recorded:", 9) == 0) { /* does the recording exist, and fit the shape? */
+        dkv_layout l = {0};
+        dkv_inputs in = {0};
+        rc = dkv_makeLayout(&p, &l, err);
+        if (!rc) rc = dkv_allocInputs(&l, &in, err);
+        if (!rc) rc = dkv_fillInputs(&p, &l, s->data_dir, &in, err);
+        dkv_freeInputs(&in);
+        dkv_freeLayout(&l);
+    }
+done:
+    dkv_freeProblem(&p);
+    return rc;
+}
+
+int dkv_precheckItems(const dkv_session *s, dkv_err *err) {
+    double available = dkv_availableMemory();
+    for (long i = 0; i < s->n_items; i++) {
+        if (i && strcmp(s->items[i].line, s->items[i - 1].line) == 0) continue; /* the same line, another kernel */
+        int rc = precheckLine(s, s->items[i].line, available, err);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, dkv_err *err) {
+    for (int i = 0; i < n; i++) {
+        dkv_worker w;
+        dkv_initWorker(&w, &kernels[i], timeout);
+        dkv_outcome o = dkv_startWorker(&w);
+        char why[sizeof w.why];
+        strcpy(why, w.why);
+        dkv_stopWorker(&w);
+        if (o == DKV_W_OK) continue;
+        if (o == DKV_W_ERROR) return dkv_fail(err, DKV_EUSER, "%s", why);
+        if (o == DKV_W_HARNESS || o == DKV_W_STOPPED) return dkv_fail(err, DKV_EHARNESS, "%s", why);
+        return dkv_fail(err, DKV_EUSER, "kernel '%.100s' cannot be loaded: %s", kernels[i].text, why);
+    }
+    return 0;
+}
+
+double dkv_testLevel(const dkv_session *s) {
+    if (s->level > 0) return s->level;
+    return s->budget / ((double)(s->n_items > 0 ? s->n_items : 1) * DKV_N_OUTPUTS);
+}
+
+/* ---- the pool ---- */
+
+typedef struct pool {
+    dkv_session *s;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    long next, reported;   /* next case to start; next to report */
+    int running;           /* threads */
+    double reserved, room; /* bytes of running cases, and what there was */
+    dkv_result **done;     /* finished, not reported */
+    double level;
+    int threads;           /* of one oracle */
+} pool;
+
+/* Reports what is finished and in order. Called with the lock held. */
+static void reportDone(pool *p) {
+    dkv_session *s = p->s;
+    while (p->reported < s->n_items && p->done[p->reported]) {
+        dkv_result *r = p->done[p->reported];
+        p->done[p->reported] = NULL;
+        if (!r->stopped) {
+            s->counts[r->status]++;
+            s->finished++;
+            s->report(r, p->reported, s->n_items, s->arg);
+        }
+        free(r);
+        p->reported++;
+    }
+}
+
+/* The end of an interrupted run: what is finished behind a gap counts, too. */
+static void reportRest(pool *p) {
+    for (; p->reported < p->s->n_items; p->reported++)
+        if (p->done[p->reported]) {
+            reportDone(p);
+            p->reported--; /* reportDone stands behind it */
+        }
+}
+
+static void runItem(pool *p, long index, dkv_worker *workers, dkv_worker *peer) {
+    dkv_session *s = p->s;
+    const dkv_item *item = &s->items[index];
+    dkv_problem problem = {0};
+    dkv_err err = {0};
+    dkv_case_options options = {.data_dir = s->data_dir,
+                                .level = p->level,
+                                .threads = p->threads,
+                                .repeats = s->repeats,
+                                .peer = s->peer ? peer : NULL};
+    dkv_result *r = calloc(1, sizeof *r);
+    if (!r || dkv_parseProblem(item->line, dkv_knownFill, &problem, &err)) {
+        free(r); /* parsed before: only memory can be missing, and there is no result to carry that */
+        return;
+    }
+    double need = dkv_estimateCase(&problem, false);
+    pthread_mutex_lock(&p->lock);
+    while (p->reserved > 0 && p->reserved + need > p->room && !dkv_stopRequested) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec++;
+        pthread_cond_timedwait(&p->changed, &p->lock, &until);
+    }
+    p->reserved += need;
+    pthread_mutex_unlock(&p->lock);
+    dkv_runCase(&problem, &workers[item->kernel], &options, r);
+    dkv_freeProblem(&problem);
+    pthread_mutex_lock(&p->lock);
+    p->reserved -= need;
+    p->done[index] = r;
+    reportDone(p);
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void *serve(void *arg) {
+    pool *p = arg;
+    dkv_session *s = p->s;
+    dkv_worker *workers = calloc((size_t)s->n_kernels + 1, sizeof *workers);
+    for (int k = 0; workers && k < s->n_kernels; k++) dkv_initWorker(&workers[k], &s->kernels[k], s->timeout);
+    if (workers && s->peer) dkv_initWorker(&workers[s->n_kernels], s->peer, s->timeout);
+    for (;;) {
+        pthread_mutex_lock(&p->lock);
+        long index = workers && !dkv_stopRequested && p->next < s->n_items ? p->next++ : -1;
+        pthread_mutex_unlock(&p->lock);
+        if (index < 0) break;
+        runItem(p, index, workers, &workers[s->n_kernels]);
+    }
+    for (int k = 0; workers && k <= s->n_kernels; k++) dkv_stopWorker(&workers[k]);
+    free(workers);
+    pthread_mutex_lock(&p->lock);
+    p->running--;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+/* Waits for the threads; after a signal no longer than two seconds (an oracle cannot be interrupted). */
+static bool awaitThreads(pool *p) {
+    int patience = 20;
+    while (p->running > 0 && patience > 0) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 100000000;
+        if (until.tv_nsec >= 1000000000) {
+            until.tv_sec++;
+            until.tv_nsec -= 1000000000;
+        }
+        pthread_cond_timedwait(&p->changed, &p->lock, &until);
+        if (dkv_stopRequested) patience--;
+    }
+    return p->running == 0;
+}
+
+void dkv_runSession(dkv_session *s) {
+    int cores = dkv_hostCores(), jobs = s->jobs > 0 ? s->jobs : cores, started = 0;
+    if (jobs > s->n_items) jobs = s->n_items > 0 ? (int)s->n_items : 1;
+    static pool p; /* static: threads that outlive an interrupted run still use it */
+    p = (pool){.s = s, .room = dkv_availableMemory(), .level = dkv_testLevel(s)};
+    p.threads = cores / jobs > 1 ? cores / jobs : 1;
+    p.done = calloc((size_t)s->n_items + 1, sizeof *p.done);
+    pthread_t *threads = calloc((size_t)jobs, sizeof *threads);
+    pthread_mutex_init(&p.lock, NULL);
+    pthread_cond_init(&p.changed, NULL);
+    memset(s->counts, 0, sizeof s->counts);
+    openblas_set_num_threads(1); /* parallel over cases and heads, not inside a product */
+    pthread_mutex_lock(&p.lock);
+    for (; p.done && threads && started < jobs; started++) {
+        if (pthread_create(&threads[started], NULL, serve, &p) != 0) break;
+        p.running++;
+    }
+    bool all = awaitThreads(&p);
+    s->stopped = dkv_stopRequested != 0;
+    reportRest(&p);
+    pthread_mutex_unlock(&p.lock);
+    if (all) {
+        for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
+        free(p.done);
+    }
+    if (s->finished < s->n_items && !s->stopped) s->counts[DKV_ST_HARNESS_ERROR] += s->n_items - s->finished;
+    free(threads);
+}

@@ -1,0 +1,45 @@
+/* session.h: many cases, several at a time: a pool of threads, each with a warm worker of its own. Results come out in
+ * the order of the cases. */
+#ifndef DKV_SESSION_H
+#define DKV_SESSION_H
+
+#include "case.h"
+
+typedef struct dkv_item { /* one case to run */
+    char *line;           /* canonical, owned */
+    int kernel;           /* index into the kernels of the session */
+} dkv_item;
+
+/* Called for each finished case, in order, from one thread at a time. */
+typedef void (*dkv_result_fn)(const dkv_result *r, long index, long total, void *arg);
+
+typedef struct dkv_session {
+    const dkv_kernel_spec *kernels;
+    int n_kernels;
+    const dkv_item *items;
+    long n_items;
+    int jobs;
+    double timeout, budget; /* false alarms of the whole run */
+    double level;           /* of one test; 0: budget divided over all tests */
+    int repeats;
+    const dkv_kernel_spec *peer; /* or NULL */
+    const char *data_dir;
+    dkv_result_fn report;
+    void *arg;
+    long counts[DKV_ST_N]; /* out */
+    long finished;         /* out: cases reported */
+    bool stopped;          /* out: ended by a signal */
+} dkv_session;
+
+/* Opens each kernel once in a worker. DKV_EUSER where one cannot be opened. */
+int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, dkv_err *err);
+/* Parses every line, and refuses before anything runs: inadmissible masks, unknown fills, missing recordings, sizes
+ * beyond memory. */
+int dkv_precheckItems(const dkv_session *s, dkv_err *err);
+/* Level of one test: the budget over all the tests that this run may make. */
+double dkv_testLevel(const dkv_session *s);
+void dkv_runSession(dkv_session *s);
+/* Installs handlers: the first SIGINT or SIGTERM ends the run cleanly. */
+void dkv_catchSignals(void);
+
+#endif
