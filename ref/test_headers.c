@@ -115,6 +115,11 @@ static int checkInclude(size_t room, const char *include) {
     return mayInclude(room, target, slash + 1);
 }
 
+/* The program stands on top of all rooms: main and its subcommands may include any. */
+static int isProgram(const char *path) {
+    return !strncmp(path, "verify/cmd_", 11) || !strcmp(path, "verify/main.c");
+}
+
 static int checkFile(size_t room, const char *path) {
     char line[1000], include[200];
     int seen = 0;
@@ -123,7 +128,7 @@ static int checkFile(size_t room, const char *path) {
     while (fgets(line, sizeof line, f)) {
         if (sscanf(line, " # include \"%199[^\"]\"", include) != 1) continue;
         seen++;
-        if (!checkInclude(room, include)) fail_msg("%s may not include \"%s\"", path, include);
+        if (!isProgram(path) && !checkInclude(room, include)) fail_msg("%s may not include \"%s\"", path, include);
     }
     fclose(f);
     return seen;

@@ -1,0 +1,44 @@
+/* report_md.h: tables from records (JSON Lines), for a terminal and as Markdown. Reads records only. */
+#ifndef DKV_REPORT_MD_H
+#define DKV_REPORT_MD_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "../ref/dkv_err.h"
+
+/* One row: a mask, a dtype, a tensor. */
+typedef struct dkv_report_row {
+    char kernel[64], mask[16], dtype[8], tensor[8];
+    long cases, defects;
+    double max_ratio;           /* worst err/bound; INFINITY where something is not finite */
+    double least_rms, most_rms; /* residual to the twin over the cases that have one; NAN: none */
+} dkv_report_row;
+
+typedef struct dkv_report_case { /* one that did not pass */
+    char *line, *kernel, *status, *why, *replay;
+} dkv_report_case;
+
+typedef struct dkv_report {
+    dkv_report_row *rows;
+    int n_rows;
+    dkv_report_case *cases;
+    long n_cases, total;
+    long counts[32];
+    char statuses[32][24];
+    int n_statuses;
+    double seconds;
+    char device[200], commit[64], generator[16];
+} dkv_report;
+
+/* Adds one record. DKV_EUSER where it is not one. */
+int dkv_addReport(dkv_report *r, const char *json, dkv_err *err);
+int dkv_readReport(dkv_report *r, const char *path, dkv_err *err);
+void dkv_freeReport(dkv_report *r);
+
+/* The table by mask, dtype and tensor: worst err/bound, range of the twin's rms z, cases. */
+void dkv_writeReportTable(const dkv_report *r, FILE *f, bool markdown);
+/* The whole page: what was run where, counts, table, what did not pass with its replay command. */
+int dkv_writeReportPage(const dkv_report *r, const char *path, dkv_err *err);
+
+#endif

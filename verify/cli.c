@@ -1,0 +1,164 @@
+#include "cli.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "status.h"
+
+typedef enum kind { FLAG, WORD, NUMBER, COUNT, KERNEL, PEER } kind;
+
+typedef struct option {
+    const char *name, *shorter, *arg, *doc;
+    kind kind;
+    size_t field;
+    double least, most;
+    unsigned commands;
+} option;
+
+#define FIELD(f) offsetof(dkv_cli, f)
+#define RUNS (DKV_CMD_CHECK | DKV_CMD_REPLAY)
+
+static const option options[] = {
+    {"--kernel", "-k", "SPEC", "kernel under test; may be given again", KERNEL, 0, 0, 0, RUNS | DKV_CMD_BENCH},
+    {"--json", NULL, "FILE", "write one JSON object a case (`-`: stdout)", WORD, FIELD(json), 0, 0, RUNS | DKV_CMD_BENCH},
+    {"--jobs", "-j", "N", "cases at a time (default: as many as cores)", COUNT, FIELD(jobs), 1, 4096, RUNS},
+    {"--timeout", NULL, "SECONDS", "longest wait for one launch (default 120)", NUMBER, FIELD(timeout), 1e-3, 1e9,
+     RUNS | DKV_CMD_BENCH},
+    {"--budget", NULL, "P", "false alarms of the whole run (default 1e-4)", NUMBER, FIELD(budget), 1e-300, 0.5, RUNS},
+    {"--level", NULL, "P", "false alarms of each test, instead of the budget's share", NUMBER, FIELD(level), 1e-300, 0.5,
+     RUNS},
+    {"--repeats", NULL, "N", "extra runs where repeatable bits are promised (default 1)", COUNT, FIELD(repeats), 0, 2,
+     RUNS | DKV_CMD_BENCH},
+    {"--peer", NULL, "SPEC", "report errors beside those of this kernel, too", PEER, 0, 0, 0, RUNS},
+    {"--bisect", NULL, NULL, "exit codes as `git bisect run` wants them", FLAG, FIELD(bisect), 0, 0, DKV_CMD_REPLAY},
+    {"--oracle", NULL, NULL, "time truth, bound and twin against the plain reference", FLAG, FIELD(oracle), 0, 0,
+     DKV_CMD_BENCH},
+    {"--markdown", NULL, "FILE", "where the report goes (default: a table on stdout)", WORD, FIELD(markdown), 0, 0,
+     DKV_CMD_REPORT},
+    {"--quiet", "-q", NULL, "defects only", FLAG, FIELD(quiet), 0, 0, RUNS | DKV_CMD_BENCH | DKV_CMD_SELFTEST},
+    {"--verbose", "-v", NULL, "every case, every check, statistics", FLAG, FIELD(verbose), 0, 0,
+     RUNS | DKV_CMD_BENCH | DKV_CMD_SELFTEST},
+    {"--all", "-a", NULL, "every command", FLAG, FIELD(all), 0, 0, DKV_CMD_HELP},
+};
+enum { N_OPTIONS = sizeof options / sizeof options[0] };
+
+static int parseNumber(const option *o, const char *value, double *x, dkv_err *err) {
+    char *end;
+    *x = strtod(value, &end);
+    if (!*value || isspace((unsigned char)*value) || *end || !isfinite(*x))
+        return dkv_fail(err, DKV_EUSER, "%s: '%.80s' is not a number", o->name, value);
+    if (*x < o->least || *x > o->most || (o->kind == COUNT && *x != floor(*x)))
+        return dkv_fail(err, DKV_EUSER, "%s: '%.80s' is not %s from %g to %g", o->name, value,
+                        o->kind == COUNT ? "a whole number" : "a number", o->least, o->most);
+    return 0;
+}
+
+static int take(const option *o, const char *value, dkv_cli *cli, dkv_err *err) {
+    void *field = (char *)cli + o->field;
+    double x = 0;
+    int rc = 0;
+    switch (o->kind) {
+    case FLAG: *(bool *)field = true; break;
+    case WORD: *(const char **)field = value; break;
+    case NUMBER:
+    case COUNT:
+        rc = parseNumber(o, value, &x, err);
+        if (!rc && o->kind == COUNT) *(int *)field = (int)x;
+        if (!rc && o->kind == NUMBER) *(double *)field = x;
+        break;
+    case KERNEL:
+        if (cli->n_kernels == DKV_KERNELS_MAX)
+            return dkv_fail(err, DKV_EUSER, "--kernel: more than %d kernels", DKV_KERNELS_MAX);
+        rc = dkv_parseKernelSpec(value, &cli->kernels[cli->n_kernels], err);
+        cli->n_kernels += !rc;
+        break;
+    case PEER:
+        rc = dkv_parseKernelSpec(value, &cli->peer, err);
+        cli->has_peer = !rc;
+        break;
+    }
+    return rc;
+}
+
+static int unknownOption(unsigned command, const char *word, size_t len, dkv_err *err) {
+    const char *names[N_OPTIONS];
+    char name[64];
+    size_t n = 0;
+    snprintf(name, sizeof name, "%.*s", (int)(len < 60 ? len : 60), word);
+    for (int i = 0; i < N_OPTIONS; i++) {
+        if (!(options[i].commands & command)) continue;
+        names[n++] = options[i].name;
+    }
+    const char *near = dkv_nearestWord(name, names, n);
+    return dkv_fail(err, DKV_EUSER, "unknown option '%s'%s%s%s", name, near ? ": did you mean '" : "", near ? near : "",
+                    near ? "'?" : "");
+}
+
+/* One option at argv[i]; *used: how many words it took. */
+static int parseOption(unsigned command, int left, char **argv, dkv_cli *cli, int *used, dkv_err *err) {
+    const char *word = argv[0], *equals = strchr(word, '=');
+    size_t len = equals ? (size_t)(equals - word) : strlen(word);
+    for (int i = 0; i < N_OPTIONS; i++) {
+        const option *o = &options[i];
+        bool named = strlen(o->name) == len && strncmp(o->name, word, len) == 0;
+        bool brief = o->shorter && strcmp(o->shorter, word) == 0;
+        if (!(o->commands & command) || (!named && !brief)) continue;
+        *used = 1;
+        if (o->kind == FLAG) {
+            if (equals) return dkv_fail(err, DKV_EUSER, "%s takes no value ('%.80s')", o->name, word);
+            return take(o, NULL, cli, err);
+        }
+        if (equals) return take(o, equals + 1, cli, err);
+        if (left < 2) return dkv_fail(err, DKV_EUSER, "%s: %s is missing", o->name, o->arg);
+        *used = 2;
+        return take(o, argv[1], cli, err);
+    }
+    return unknownOption(command, word, len, err);
+}
+
+int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err *err) {
+    int rc = 0, used = 1;
+    bool plain = false; /* after `--` */
+    memset(out, 0, sizeof *out);
+    out->timeout = 120;
+    out->budget = 1e-4;
+    out->repeats = 1;
+    out->words = calloc((size_t)argc + 1, sizeof *out->words);
+    if (!out->words) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+    for (int i = 0; i < argc && !rc; i += used) {
+        used = 1;
+        if (!plain && strcmp(argv[i], "--") == 0) plain = true;
+        else if (!plain && argv[i][0] == '-' && argv[i][1])
+            rc = parseOption(command, argc - i, &argv[i], out, &used, err);
+        else out->words[out->n_words++] = argv[i];
+    }
+    return rc;
+}
+
+void dkv_freeCli(dkv_cli *cli) { free(cli->words); }
+
+void dkv_printOptions(unsigned command) {
+    for (int i = 0; i < N_OPTIONS; i++) {
+        const option *o = &options[i];
+        char left[64];
+        if (!(o->commands & command)) continue;
+        snprintf(left, sizeof left, "%s%s%s%s%s", o->name, o->arg ? " " : "", o->arg ? o->arg : "",
+                 o->shorter ? ", " : "", o->shorter ? o->shorter : "");
+        printf("  %-24s %s\n", left, o->doc);
+    }
+}
+
+int dkv_complain(const dkv_err *err) {
+    fprintf(stderr, "dualkv: %s\n", err->text);
+    return err->code == DKV_EHARNESS ? DKV_EXIT_NOTHING : DKV_EXIT_USER;
+}
+
+bool dkv_wantsColour(void) {
+    const char *no = getenv("NO_COLOR");
+    return !(no && no[0]) && isatty(STDOUT_FILENO);
+}

@@ -1,0 +1,57 @@
+/* cli.h: the command line: one table of options (cli.c), one of subcommands (main.c). */
+#ifndef DKV_CLI_H
+#define DKV_CLI_H
+
+#include <stdbool.h>
+
+#include "kernel.h"
+
+#define DKV_KERNELS_MAX 16
+
+/* Which commands take an option. */
+enum {
+    DKV_CMD_CHECK = 1, DKV_CMD_REPLAY = 2, DKV_CMD_LIST = 4, DKV_CMD_BENCH = 8, DKV_CMD_SELFTEST = 16,
+    DKV_CMD_REPORT = 32, DKV_CMD_VERSION = 64, DKV_CMD_HELP = 128
+};
+
+typedef struct dkv_cli {
+    dkv_kernel_spec kernels[DKV_KERNELS_MAX];
+    int n_kernels;
+    const char *json, *markdown;
+    dkv_kernel_spec peer;
+    bool has_peer, quiet, verbose, bisect, all, oracle;
+    double timeout, budget, level;
+    int jobs, repeats;
+    const char **words; /* the rest, owned array of borrowed strings */
+    int n_words;
+} dkv_cli;
+
+typedef struct dkv_command {
+    const char *name;
+    unsigned bit;
+    bool front;          /* on the front page */
+    const char *usage;   /* what follows the name */
+    const char *doc;     /* one line */
+    const char *details; /* for `help NAME`, may be "" */
+    int (*run)(const dkv_cli *cli); /* returns the exit code */
+} dkv_command;
+
+int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err *err);
+void dkv_freeCli(dkv_cli *cli);
+/* Options that a command takes, one a line, on stdout. */
+void dkv_printOptions(unsigned command);
+/* `dualkv: …` on stderr; returns the exit code of err->code. */
+int dkv_complain(const dkv_err *err);
+/* Is colour wanted on stdout? (a terminal, NO_COLOR not set) */
+bool dkv_wantsColour(void);
+
+int dkv_cmdCheck(const dkv_cli *cli);
+int dkv_cmdReplay(const dkv_cli *cli);
+int dkv_cmdList(const dkv_cli *cli);
+int dkv_cmdBench(const dkv_cli *cli);
+int dkv_cmdSelftest(const dkv_cli *cli);
+int dkv_cmdReport(const dkv_cli *cli);
+int dkv_cmdVersion(const dkv_cli *cli);
+int dkv_cmdHelp(const dkv_cli *cli);
+
+#endif

@@ -1,0 +1,247 @@
+/* check and replay: select, refuse before anything runs, run, say it in words. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../data/suite.h"
+#include "../reports/report_md.h"
+#include "cli.h"
+#include "record.h"
+#include "select.h"
+
+typedef struct show {
+    const dkv_cli *cli;
+    dkv_record_file file;
+    dkv_report report;
+    FILE *out; /* words; stderr where records go to stdout */
+    bool colour, bar, every; /* every: say passed cases, too */
+    bool several;            /* kernels: name them */
+    dkv_err trouble;
+} show;
+
+static const char *tint(const show *s, const dkv_result *r) {
+    if (!s->colour) return "";
+    return r->status == DKV_ST_PASSED ? "\033[32m" : dkv_statusRow(r->status)->defect ? "\033[31m" : "\033[33m";
+}
+
+/* The largest share of what rounding allows, and where. */
+static void sayMargin(const dkv_result *r, char *out, size_t n) {
+    const char *name = NULL;
+    double most = -1;
+    out[0] = 0;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        const dkv_judgement *j = &r->tensor[id];
+        if (!j->present || j->all.total == 0 || !(j->all.max_ratio > most)) continue;
+        most = j->all.max_ratio;
+        name = dkv_tensorName((dkv_tensor_id)id);
+    }
+    if (r->judged && name) snprintf(out, n, "%s reaches %.2f of what rounding allows", name, most);
+}
+
+static void sayStatistics(const show *s, const dkv_result *r) {
+    const dkv_check *c;
+    FILE *f = s->out;
+    if (!r->judged) return;
+    fprintf(f, "  arithmetic: %s%s%s\n", r->arithmetic_words, r->profile[0] ? "; behaves as " : "", r->profile);
+    fprintf(f, "  %-6s %10s %10s %10s %10s %10s %12s %8s\n", "tensor", "err/bound", "prompt", "response", "rms z", "limit",
+            "gain", "outside");
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        const dkv_judgement *j = &r->tensor[id];
+        if (!j->present) continue;
+        fprintf(f, "  %-6s %10.4f %10.4f %10.4f", dkv_tensorName((dkv_tensor_id)id), j->all.max_ratio,
+                j->region[0].max_ratio, j->region[1].max_ratio);
+        if (j->twin) fprintf(f, " %10.4f %10.4f %12.3e", j->all.rms_z, j->all.rms_limit, j->all.gain);
+        else fprintf(f, " %10s %10s %12s", "-", "-", "-");
+        fprintf(f, " %8lld\n", (long long)j->all.bad);
+    }
+    for (int i = 0; (c = dkv_listCheck(i)); i++) {
+        static const char *const words[] = {"not applicable", "passed", "DEFECT", "note"};
+        const dkv_finding *q = &r->finding[i];
+        fprintf(f, "  %-10s %s%s%s\n", c->name, words[q->state], q->why[0] ? ": " : "", q->why);
+    }
+    fprintf(f, "  seconds: forward %.3g, backward %.3g, all %.3g\n", r->seconds_forward, r->seconds_backward, r->seconds);
+}
+
+static void clearBar(const show *s) {
+    if (s->bar) fprintf(stderr, "\r\033[K");
+}
+
+static void sayCase(const show *s, const dkv_result *r) {
+    char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX), margin[120];
+    const dkv_status_row *row = dkv_statusRow(r->status);
+    bool told = s->every || r->status != DKV_ST_PASSED;
+    if (s->cli->quiet) told = row->defect || r->status == DKV_ST_HARNESS_ERROR;
+    if (!told || !replay) {
+        free(replay);
+        return;
+    }
+    clearBar(s);
+    sayMargin(r, margin, sizeof margin);
+    fprintf(s->out, "%s%s%s  %s", tint(s, r), row->name, s->colour ? "\033[0m" : "", r->line);
+    if (s->several) fprintf(s->out, "  [%s]", r->kernel);
+    const char *why = r->status == DKV_ST_PASSED ? margin : r->why;
+    fprintf(s->out, why[0] ? "\n  %s\n" : "\n", why);
+    if (r->status != DKV_ST_PASSED) {
+        dkv_replayCommand(r->line, r->kernel, replay, DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
+        fprintf(s->out, "  replay: %s\n", replay);
+    }
+    if (s->cli->verbose) sayStatistics(s, r);
+    fflush(s->out);
+    free(replay);
+}
+
+static void sayProgress(const show *s, long done, long total) {
+    if (s->cli->quiet || total < 20) return;
+    if (s->bar) {
+        enum { WIDTH = 30 };
+        char bar[WIDTH + 1];
+        long full = done * WIDTH / total;
+        for (int i = 0; i < WIDTH; i++) bar[i] = i < full ? '#' : '.';
+        bar[WIDTH] = 0;
+        fprintf(stderr, "\r[%s] %ld/%ld", bar, done, total);
+        if (done == total) clearBar(s);
+    } else if (done * 4 / total != (done - 1) * 4 / total) {
+        fprintf(s->out, "%ld of %ld checked\n", done, total);
+        fflush(s->out);
+    }
+}
+
+static void takeResult(const dkv_result *r, long index, long total, void *arg) {
+    show *s = arg;
+    dkv_err err = {0};
+    char *json = dkv_printRecord(r);
+    sayCase(s, r);
+    if (!json || dkv_writeRecord(&s->file, json, &err) || dkv_addReport(&s->report, json, &err)) {
+        if (!json) dkv_fail(&err, DKV_EHARNESS, "out of memory for a record");
+        if (!s->trouble.code) s->trouble = err;
+        dkv_stopRequested = 1; /* records that cannot be kept: no use in going on */
+    }
+    free(json);
+    sayProgress(s, index + 1, total);
+}
+
+static void saySummary(const show *s, const dkv_session *session) {
+    FILE *f = s->out;
+    bool first = true;
+    clearBar(s);
+    if (!s->cli->quiet && session->n_items >= 20) dkv_writeReportTable(&s->report, f, false);
+    if (s->cli->quiet && dkv_runExit(session->counts) == DKV_EXIT_OK) return;
+    fprintf(f, "%s%ld of %ld cases: ", session->stopped ? "interrupted, " : "", session->finished, session->n_items);
+    for (int i = 0; i < DKV_ST_N; i++) {
+        if (!session->counts[i]) continue;
+        fprintf(f, "%s%ld %s", first ? "" : ", ", session->counts[i], dkv_statusRow((dkv_status)i)->name);
+        first = false;
+    }
+    fprintf(f, first ? "none ran\n" : "\n");
+    fflush(f);
+}
+
+/* Every line with every kernel; a line of a record with that record's kernel. */
+static int makeItems(const dkv_selection *sel, const dkv_cli *cli, dkv_cli *effective, dkv_item **out, long *n,
+                     dkv_err *err) {
+    *effective = *cli;
+    long each = cli->n_kernels ? cli->n_kernels : 1;
+    *out = calloc((size_t)(sel->n * each + 1), sizeof **out);
+    if (!*out) return dkv_fail(err, DKV_EHARNESS, "out of memory for cases");
+    for (long i = 0; i < sel->n; i++)
+        for (long k = 0; k < each; k++) {
+            int kernel = (int)k;
+            if (!cli->n_kernels) {
+                const char *spec = sel->kernels[i];
+                if (!spec) return dkv_fail(err, DKV_EUSER, "--kernel: which kernel? `dualkv list kernels` names them");
+                for (kernel = 0; kernel < effective->n_kernels; kernel++)
+                    if (strcmp(effective->kernels[kernel].text, spec) == 0) break;
+                if (kernel == DKV_KERNELS_MAX) return dkv_fail(err, DKV_EUSER, "more than %d kernels", DKV_KERNELS_MAX);
+                if (kernel == effective->n_kernels &&
+                    dkv_parseKernelSpec(spec, &effective->kernels[effective->n_kernels++], err))
+                    return DKV_EUSER;
+            }
+            (*out)[(*n)++] = (dkv_item){sel->lines[i], kernel};
+        }
+    return 0;
+}
+
+static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool replay) {
+    dkv_err err = {0};
+    dkv_cli with;
+    dkv_item *items = NULL;
+    long n = 0;
+    int code = 0;
+    static show s; /* static: outlives an interrupted run's threads */
+    s = (show){.cli = cli, .file = {.path = cli->json}, .out = stdout};
+    if (cli->json && strcmp(cli->json, "-") == 0) s.out = stderr;
+    s.colour = s.out == stdout && dkv_wantsColour();
+    s.bar = isatty(STDERR_FILENO) && isatty(STDOUT_FILENO);
+    if (cli->quiet && cli->verbose) {
+        dkv_fail(&err, DKV_EUSER, "--quiet and --verbose together");
+        return dkv_complain(&err);
+    }
+    if (makeItems(sel, cli, &with, &items, &n, &err)) {
+        free(items);
+        return dkv_complain(&err);
+    }
+    s.several = with.n_kernels > 1;
+    s.every = cli->verbose || replay || n < 20;
+    static dkv_session session;
+    session = (dkv_session){.kernels = with.kernels, .n_kernels = with.n_kernels, .items = items, .n_items = n,
+                            .jobs = cli->jobs, .timeout = cli->timeout, .budget = cli->budget, .level = cli->level,
+                            .repeats = cli->repeats, .peer = cli->has_peer ? &cli->peer : NULL,
+                            .data_dir = dkv_dataDir(), .report = takeResult, .arg = &s};
+    if (n == 0) {
+        dkv_fail(&err, DKV_EHARNESS, "no case was selected, so nothing was learned");
+        free(items);
+        return dkv_complain(&err);
+    }
+    if (dkv_checkRecordPath(cli->json, &err) || dkv_precheckItems(&session, &err) ||
+        dkv_probeKernels(with.kernels, with.n_kernels, cli->timeout, &err) ||
+        (cli->has_peer && dkv_probeKernels(&cli->peer, 1, cli->timeout, &err))) {
+        free(items);
+        return dkv_complain(&err);
+    }
+    dkv_catchSignals();
+    dkv_runSession(&session);
+    saySummary(&s, &session);
+    code = dkv_runExit(session.counts);
+    if (dkv_closeRecords(&s.file, &err) && !s.trouble.code) s.trouble = err;
+    if (s.trouble.code) code = dkv_complain(&s.trouble);
+    else if (session.stopped) {
+        fflush(NULL);
+        _exit(130); /* threads in an oracle may still run */
+    }
+    if (s.trouble.code && session.stopped) {
+        fflush(NULL);
+        _exit(code);
+    }
+    if (cli->bisect) code = dkv_bisectExit(code, session.counts);
+    dkv_freeReport(&s.report);
+    free(items);
+    return code;
+}
+
+int dkv_cmdCheck(const dkv_cli *cli) {
+    dkv_selection sel = {0};
+    dkv_err err = {0};
+    const char *smoke = "smoke";
+    int rc = dkv_selectWords(cli->n_words ? cli->words : &smoke, cli->n_words ? cli->n_words : 1, &sel, &err);
+    int code = rc ? dkv_complain(&err) : runSelection(cli, &sel, false);
+    dkv_freeSelection(&sel);
+    return code;
+}
+
+int dkv_cmdReplay(const dkv_cli *cli) {
+    dkv_selection sel = {0};
+    dkv_err err = {0};
+    int rc = 0;
+    bool file = cli->n_words == 1 && access(cli->words[0], R_OK) == 0;
+    if (cli->n_words == 0) rc = dkv_fail(&err, DKV_EUSER, "replay: which line? (or a file of lines or records)");
+    else rc = file ? dkv_selectFile(cli->words[0], &sel, &err) : dkv_selectWords(cli->words, cli->n_words, &sel, &err);
+    dkv_cli loud = *cli;
+    loud.verbose = !cli->quiet;
+    int code = rc ? dkv_complain(&err) : runSelection(&loud, &sel, true);
+    if (cli->bisect && (rc || code == DKV_EXIT_USER)) code = 128;
+    else if (cli->bisect && code == DKV_EXIT_NOTHING) code = 125;
+    dkv_freeSelection(&sel);
+    return code;
+}

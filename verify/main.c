@@ -1,0 +1,86 @@
+/* dualkv: one binary, one table of subcommands. Only this file ends the process with a status of its own. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli.h"
+#include "status.h"
+#include "version.h"
+#include "worker.h"
+
+static const dkv_command commands[] = {
+    {"check", DKV_CMD_CHECK, true, "[LINE|SUITE...] --kernel K", "judge a kernel on problem lines or suites",
+     "LINE is a problem line, quoted or as several key=value words; SUITE a name of `dualkv list suites`, or a file of\n"
+     "lines. Without any: suite smoke. Exit: 0 passed, 1 a defect, 2 bad input, 3 nothing ran, 4 inconclusive.\n",
+     dkv_cmdCheck},
+    {"report", DKV_CMD_REPORT, true, "[--markdown FILE] RECORDS...", "tables from records", "", dkv_cmdReport},
+    {"replay", DKV_CMD_REPLAY, false, "LINE|FILE --kernel K [--bisect]", "one case again, with everything said of it",
+     "FILE holds problem lines, or records (then their kernels are used, unless --kernel is given). --bisect: cases that\n"
+     "say nothing give 125, bad input 128, as `git bisect run` wants.\n",
+     dkv_cmdReplay},
+    {"list", DKV_CMD_LIST, false, "kernels|masks|fills|checks|faults|suites|keys|statuses", "what there is, one a line", "",
+     dkv_cmdList},
+    {"bench", DKV_CMD_BENCH, false, "--kernel K LINE|SUITE... [--oracle]", "time a kernel, useful FLOPs only",
+     "On a CPU, GFLOP/s beside those of dgemm in the same run. Medians of several runs.\n", dkv_cmdBench},
+    {"selftest", DKV_CMD_SELFTEST, false, "", "the harness on itself: mutated oracles, broken kernels", "",
+     dkv_cmdSelftest},
+    {"version", DKV_CMD_VERSION, false, "", "what was built, by what", "", dkv_cmdVersion},
+    {"help", DKV_CMD_HELP, false, "[--all] [COMMAND]", "this page, or a command's", "", dkv_cmdHelp},
+};
+enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+
+static const dkv_command *findCommand(const char *name, dkv_err *err) {
+    const char *names[N_COMMANDS];
+    for (int i = 0; i < N_COMMANDS; i++) {
+        names[i] = commands[i].name;
+        if (strcmp(commands[i].name, name) == 0) return &commands[i];
+    }
+    const char *near = dkv_nearestWord(name, names, N_COMMANDS);
+    dkv_fail(err, DKV_EUSER, "unknown command '%s'%s%s%s", name, near ? ": did you mean '" : ": see `dualkv help --all`",
+             near ? near : "", near ? "'?" : "");
+    return NULL;
+}
+
+static void frontPage(bool all) {
+    printf("dualkv: is a shared-prompt attention kernel exactly standard attention, up to rounding?\n\n");
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (all || commands[i].front) printf("  dualkv %s %s\n      %s\n", commands[i].name, commands[i].usage, commands[i].doc);
+    if (!all) printf("\nmore: dualkv help --all, dualkv help COMMAND\n");
+    printf("\n  dualkv check 'shape=200+3x77 heads=8:2 dim=64 mask=causal' --kernel emu\n");
+}
+
+int dkv_cmdHelp(const dkv_cli *cli) {
+    dkv_err err = {0};
+    if (cli->n_words == 0) {
+        frontPage(cli->all);
+        return 0;
+    }
+    const dkv_command *c = findCommand(cli->words[0], &err);
+    if (!c) return dkv_complain(&err);
+    printf("dualkv %s %s\n  %s\n\n%s", c->name, c->usage, c->doc, c->details);
+    dkv_printOptions(c->bit);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    dkv_err err = {0};
+    dkv_cli cli = {0};
+    if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
+    const char *name = argc > 1 ? argv[1] : "help";
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) name = "help";
+    if (strcmp(name, "--version") == 0) name = "version";
+    const dkv_command *c = findCommand(name, &err);
+    if (!c) return dkv_complain(&err);
+    for (int i = 2; i < argc && c->bit != DKV_CMD_HELP; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            const char *word = c->name;
+            return dkv_cmdHelp(&(dkv_cli){.words = &word, .n_words = 1});
+        }
+    int code = dkv_parseCli(c->bit, argc - (argc > 1 ? 2 : 1), argv + (argc > 1 ? 2 : 1), &cli, &err);
+    code = code ? dkv_complain(&err) : c->run(&cli);
+    dkv_freeCli(&cli);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "dualkv: cannot write to stdout\n");
+        return code ? code : DKV_EXIT_NOTHING;
+    }
+    return code;
+}
