@@ -221,18 +221,50 @@ static const char *const lines[] = {
 };
 #define N_LINES (int)(sizeof lines / sizeof *lines)
 
+/* The same kernel on the replicated layout, its outputs packed again. */
+static void run_replicated(const char *line, const char *options, trial *t) {
+    trial rep = {0};
+    int64_t *q, *k;
+    uint8_t *own;
+    char reason[200] = "";
+    dkv_err err = {0};
+    open_trial(line, t);
+    if (dkv_makeReplicated(&t->p, &t->l, &rep.l, &q, &k, &own, &err) ||
+        dkv_allocOutputs(&rep.l, &rep.out, &err) ||
+        dkv_replicateInputs(&t->l, &rep.l, q, k, own, &t->in, &rep.in, &err))
+        fail_msg("%s: %s", line, err.text);
+    rep.p.dtype = t->p.dtype;
+    assert_int_equal(dkv_emuReplicatedKernel.replicated, 1);
+    void *self = dkv_emuReplicatedKernel.open(options, reason, sizeof reason);
+    if (!self) fail_msg("%s: %s", options, reason);
+    launch_trial(self, &rep, 0);
+    assert_true(dkv_emuReplicatedKernel.launches(self) == (t->p.grad ? 2 : 1));
+    dkv_emuReplicatedKernel.close(self);
+    if (dkv_packOutputs(&t->l, &rep.l, q, k, own, &rep.out, &t->out, &err))
+        fail_msg("%s: %s", line, err.text);
+    dkv_freeOutputs(&rep.out);
+    dkv_freeInputs(&rep.in);
+    dkv_freeLayout(&rep.l);
+    free(q);
+    free(k);
+    free(own);
+}
+
 /* dkv_refGauge is the error of an evaluation whose every operation errs by 2^-53, for any order of its sums.
  * An evaluation whose every operation errs by `unit` errs by unit/2^-53 times that, and by its output's
  * rounding. fp32 operations for LSE; for the rest every rounding is taken to be as coarse as the 16-bit
  * type's. */
-static double worst_against_naive(const char *line, const char *options, char where[100]) {
+static double worst_against_naive(const char *line, const char *options, int replicated, char where[100]) {
     trial got, want;
     dkv_outputs gauge;
     dkv_err err = {0};
     int64_t n[DKV_N_OUTPUTS];
     dualkv_arithmetic a = {.size = sizeof a};
     double worst = 0;
-    run_trial(line, options, 0, &got);
+    if (replicated)
+        run_replicated(line, options, &got);
+    else
+        run_trial(line, options, 0, &got);
     open_trial(line, &want);
     void *self = dkv_emuKernel.open(options, (char[200]){0}, 200);
     dkv_emuKernel.arithmetic(self, &want.l.view, &a);
@@ -265,9 +297,9 @@ static double worst_against_naive(const char *line, const char *options, char wh
     return worst;
 }
 
-static void check_against_naive(const char *line, const char *options) {
+static void check_against_naive(const char *line, const char *options, int replicated) {
     char where[100] = "";
-    double worst = worst_against_naive(line, options, where);
+    double worst = worst_against_naive(line, options, replicated, where);
     if (worst > 1) fail_msg("%s +%s: %s, %g times what is allowed", line, options, where, worst);
 }
 
@@ -277,9 +309,14 @@ static void test_against_naive(void **state) {
                                           "bm=1,bn=1"};
     for (int i = 0; i < N_LINES; i++)
         for (size_t j = 0; j < sizeof options / sizeof *options; j++)
-            check_against_naive(lines[i], options[j]);
-    check_against_naive(lines[0], "bm=32,bn=16,acc=tc");
-    check_against_naive(lines[1], "acc=tc,order=down");
+            check_against_naive(lines[i], options[j], 0);
+    check_against_naive(lines[0], "bm=32,bn=16,acc=tc", 0);
+    check_against_naive(lines[1], "acc=tc,order=down", 0);
+}
+
+static void test_replicated(void **state) {
+    (void)state;
+    for (int i = 0; i < N_LINES; i++) check_against_naive(lines[i], "bm=16,bn=32", 1);
 }
 
 /* The same bits twice, with strides, and for any query tile; LSE does not depend on the rounding of P. */
@@ -549,11 +586,11 @@ static void test_tensor_core(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_naive), cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_isolation),     cmocka_unit_test(test_options),
-        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_math),
-        cmocka_unit_test(test_tensor_core),   cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_control),
+        cmocka_unit_test(test_against_naive), cmocka_unit_test(test_replicated),
+        cmocka_unit_test(test_bits),          cmocka_unit_test(test_isolation),
+        cmocka_unit_test(test_options),       cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_math),          cmocka_unit_test(test_tensor_core),
+        cmocka_unit_test(test_faults),        cmocka_unit_test(test_control),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
