@@ -1,0 +1,662 @@
+/* oracle_bound.c: the bound of every element, on the traversal of the blocked reference (TOLERANCE.md, "Bound").
+ *
+ * A work item is a block of rows of one KV head. It walks its key tiles three times: chains and maxima (which the formulas
+ * need first), forward, backward. Scores and their sigma are kept from the first walk where they fit.
+ * Products of magnitudes run in fp32 where the inputs' range allows, else in fp64; the fp32 results are raised by their
+ * own error. dK and dV are summed block after block, in one fixed order, whatever the number of threads. */
+#include <cblas.h>
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bound.h"
+#include "dtype.h"
+#include "vexp.h"
+
+#define KEEP_PAIRS ((int64_t)1 << 21) /* pairs a block whose score and sigma are kept: 32 MiB a thread */
+#define MEMORY_MAX ((int64_t)512 << 20)
+#define FP32_SLACK (1 + 0x1p-13) /* sums of at most 512 magnitudes in fp32, their weights and operands rounded */
+#define FP32_WEIGHT 0x1p-90  /* smaller weights are raised to it, */
+#define FP32_OPERAND 0x1p-60 /* smaller operands to it: a product is above fp32's subnormals or nothing */
+
+typedef struct lane lane;
+
+typedef struct work {
+    const dkv_problem *p;
+    const dkv_layout *l;
+    const dkv_inputs *in;
+    dkv_oracle *out;
+    dkv_units units;
+    dkv_key_chains chains;
+    double *chain_k; /* [tk] error of a chain of dK and dV */
+    bool fp32;       /* products of magnitudes in fp32 */
+    int threads;
+    int64_t n_items, next; /* item = block * hkv + KV head */
+    double *sink;          /* [n_items, g, 2]: error and magnitude of dSink */
+    lane *lanes;
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+} work;
+
+typedef struct pairs { /* what is known of a tile's pairs: score, sigma [m, n] */
+    double *s, *sigma;
+} pairs;
+
+struct lane { /* one thread's */
+    work *w;
+    pthread_t thread;
+    dkv_head h;
+    dkv_block b;
+    int64_t block, item, done; /* as in ref_blocked.c */
+    dkv_row_chains rows;
+    double *kept;              /* [2, KEEP_PAIRS] */
+    int64_t used;
+    double *s, *sigma, *dp, *wq, *wv; /* [m, tile] */
+    double *a, *c;             /* fp64 operands: magnitudes of rows or keys */
+    float *qf, *df, *kf, *vf;  /* fp32 magnitudes of the block's and the tile's operands */
+    float *wf, *xf;            /* fp32 weights [m, tile]; product [max(m, tile), max(d, tile)] */
+    double *sum;               /* [max(m, tile), 256]: product in fp64 */
+    double *o, *acc_o, *acc_q; /* [m, dv], [m, dv], [m, dqk] */
+    double *v_max;             /* [dv]: largest finite |V| that the block may see */
+    double *lse, *tol_lse, *delta, *base; /* [m] */
+    dkv_forward_row *forward;  /* [m] */
+};
+
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* --- products of magnitudes --- */
+
+static void magnitudes(const double *x, int64_t n, double add, double *y) {
+    for (int64_t i = 0; i < n; i++) {
+        double a = fabs(x[i]), b = a > 0 ? a + add : 0;
+        y[i] = a <= 0x1.fffffep127 ? b : 0; /* NaN and infinity reach only what is not finite itself */
+    }
+}
+
+static void magnitudes32(const double *x, int64_t n, double add, float *y) {
+    for (int64_t i = 0; i < n; i++) {
+        double a = fabs(x[i]), b = a + add;
+        b = b < FP32_OPERAND ? FP32_OPERAND : b;
+        b = a > 0 ? b : 0;
+        y[i] = (float)(a <= 0x1.fffffep127 ? b : 0);
+    }
+}
+
+/* y [m, n] = |x| |k|^T over d */
+static void crossMagnitudes(lane *t, const double *x, const float *xf, const double *k, const float *kf, int64_t d,
+                            int64_t n, double *y) {
+    const int64_t m = t->b.m;
+    if (t->w->fp32) {
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)d, 1, xf, (int)d, kf, (int)d, 0,
+                    t->xf, (int)n);
+        for (int64_t i = 0; i < m * n; i++) y[i] = t->xf[i] * FP32_SLACK;
+        return;
+    }
+    magnitudes(x, m * d, t->w->units.operand, t->a);
+    magnitudes(k, n * d, t->w->units.operand, t->c);
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)d, 1, t->a, (int)d, t->c, (int)d, 0, y,
+                (int)n);
+}
+
+/* The weights in fp32; false where they do not fit. */
+static bool narrow(lane *t, const double *w, int64_t n) {
+    if (!t->w->fp32 || dkv_maxOf(w, n) > 0x1p60) return false;
+    for (int64_t i = 0; i < n; i++) {
+        double a = w[i] < FP32_WEIGHT ? FP32_WEIGHT : w[i];
+        t->wf[i] = (float)(w[i] > 0 ? a : 0);
+    }
+    return true;
+}
+
+/* acc [m, d] += w [m, n] |x| [n, d] */
+static void addToRows(lane *t, const double *w, int64_t n, const double *x, const float *xf, int64_t d, double *acc) {
+    const int64_t m = t->b.m;
+    if (narrow(t, w, m * n)) {
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->wf, (int)n, xf, (int)d, 0,
+                    t->xf, (int)d);
+        for (int64_t i = 0; i < m * d; i++) acc[i] += t->xf[i] * FP32_SLACK;
+        return;
+    }
+    magnitudes(x, n * d, t->w->units.operand, t->c);
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, w, (int)n, t->c, (int)d, 1, acc,
+                (int)d);
+}
+
+/* sum [n, d] = w^T |x|, w [m, n], x [m, d] */
+static void sumOverRows(lane *t, const double *w, int64_t n, const double *x, const float *xf, int64_t d) {
+    const int64_t m = t->b.m;
+    if (narrow(t, w, m * n)) {
+        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, t->wf, (int)n, xf, (int)d, 0,
+                    t->xf, (int)d);
+        for (int64_t i = 0; i < n * d; i++) t->sum[i] = t->xf[i] * FP32_SLACK;
+        return;
+    }
+    magnitudes(x, m * d, t->w->units.operand, t->a);
+    cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, w, (int)n, t->a, (int)d, 0, t->sum,
+                (int)d);
+}
+
+/* --- one tile --- */
+
+static int64_t rangePosition(const lane *t, const dkv_tile *tile) {
+    const dualkv_segment *seg = &t->w->l->view.segments[t->b.node];
+    return t->w->l->view.ranges[seg->range_begin + tile->range].pos;
+}
+
+static double slopeOf(const lane *t, int64_t i) {
+    return t->w->p->alibi ? t->w->l->alibi_slopes[t->h.kvh * t->h.g + i % t->h.g] : 0;
+}
+
+static double distanceOf(const lane *t, const dkv_tile *tile, int64_t i) {
+    return (double)(t->w->p->nodes[t->b.node].context + t->b.r0 + i / t->h.g - tile->j0);
+}
+
+/* Scores and sigma of a tile: kept, or computed and kept where there is room. Walks of a block meet the same tiles. */
+static pairs tilePairs(lane *t, const dkv_tile *tile, bool first, int64_t *at) {
+    const int64_t n = tile->n, size = t->b.m * n;
+    const int d = t->w->p->dqk;
+    const bool fits = *at + size <= KEEP_PAIRS;
+    pairs x = {fits ? t->kept + *at : t->s, fits ? t->kept + KEEP_PAIRS + *at : t->sigma};
+    if (fits) *at += size;
+    if (fits && !first) return x;
+    if (t->w->fp32) magnitudes32(tile->k, n * d, t->w->units.operand, t->kf);
+    dkv_tileScores(&t->h, &t->b, tile, x.s, NULL);
+    crossMagnitudes(t, t->b.q, t->qf, tile->k, t->kf, d, n, x.sigma);
+    for (int64_t i = 0; i < t->b.m; i++)
+        dkv_sigmaRow(&t->w->units, slopeOf(t, i), distanceOf(t, tile, i), n, x.s + i * n, x.sigma + i * n,
+                     x.sigma + i * n);
+    return x;
+}
+
+static void walkChains(lane *t) {
+    dkv_tile tile = {.range = -1};
+    int64_t at = 0;
+    dkv_startRowChains(&t->rows, t->b.m);
+    while (dkv_nextTile(&t->h, &t->b, &tile)) {
+        pairs x = tilePairs(t, &tile, true, &at);
+        dkv_addRowChains(&t->rows, &tile, tile.j0 - rangePosition(t, &tile), x.s, x.sigma);
+    }
+    dkv_endRowChains(&t->rows, t->w->units.u);
+}
+
+/* A row whose LSE is not finite takes no part: what depends on it is not finite, or (no key) is 0. */
+static bool takesPart(const lane *t, int64_t i) { return isfinite(t->lse[i]); }
+
+static double sinkOf(const lane *t, int64_t i) {
+    return t->w->in->sink ? t->w->in->sink[t->h.kvh * t->h.g + i % t->h.g] : -(double)INFINITY;
+}
+
+static void startForward(lane *t) {
+    const dkv_units *u = &t->w->units;
+    const bool sink = t->w->in->sink != NULL;
+    for (int64_t i = 0; i < t->b.m; i++) {
+        dkv_forward_row *r = &t->forward[i];
+        const dkv_row_chains *c = &t->rows;
+        if (sink && c->tiles[i] > 0) {
+            c->tiles[i]++;
+            c->rises[i]++;
+        }
+        const double chain = dkv_sumError(u, c->n[i], c->steps[i], c->tiles[i], u->a->acc_fold);
+        *r = (dkv_forward_row){.lse = t->lse[i], .max = fmax(c->max[i], sinkOf(t, i))};
+        if (!takesPart(t, i)) continue;
+        r->kappa = (1 + u->p) * (1 + chain) * exp((c->rises[i] + 2) * u->u * (1 + 2 * u->u)) *
+                       exp(c->rises[i] * u->exp * (1 + 2 * u->exp)) - 1;
+        r->w0 = u->w_exp + u->w_p * (u->a->p_normalised ? 1 : exp(r->max - r->lse));
+    }
+}
+
+static void walkForward(lane *t) {
+    const int64_t dv = t->w->p->dv;
+    dkv_tile tile = {.range = -1};
+    int64_t at = 0;
+    memset(t->acc_o, 0, sizeof(double) * (size_t)(t->b.m * dv));
+    memset(t->v_max, 0, sizeof(double) * (size_t)dv);
+    startForward(t);
+    while (dkv_nextTile(&t->h, &t->b, &tile)) {
+        const int64_t n = tile.n;
+        pairs x = tilePairs(t, &tile, false, &at);
+        for (int64_t j = 0; j < n * dv; j++) {
+            double a = fabs(tile.v[j]);
+            if (a <= 0x1.fffffep127 && a > t->v_max[j % dv]) t->v_max[j % dv] = a;
+        }
+        for (int64_t i = 0; i < t->b.m; i++) {
+            double *p = t->wv + i * n;
+            if (!takesPart(t, i)) {
+                memset(p, 0, sizeof *p * (size_t)n);
+                continue;
+            }
+            dkv_vexpShift(x.s + i * n, t->lse[i], p, (size_t)n);
+            dkv_forwardRow(&t->w->units, &t->forward[i], n, x.s + i * n, x.sigma + i * n, p);
+        }
+        if (t->w->fp32) magnitudes32(tile.v, n * dv, t->w->units.operand, t->vf);
+        addToRows(t, t->wv, n, tile.v, t->vf, dv, t->acc_o);
+    }
+}
+
+/* --- rows: LSE, O, delta --- */
+
+/* Relative error of the row's sum beside exp's arguments, as a logarithm: tile by tile, then one to the next. */
+static double rowSumError(const dkv_units *t, const dkv_row_chains *c, int64_t i) {
+    const double tile = t->a->key_tile, in_tile = tile > 0 ? fmin(tile, c->n[i]) : 0;
+    return (in_tile + c->tiles[i] + c->rises[i]) * t->u / (1 - t->u) + c->rises[i] * t->exp / (1 - t->exp) +
+           c->n[i] * 0x1p-53;
+}
+
+static void finishLse(lane *t, int64_t i, double sum_h, double top) {
+    const dkv_units *u = &t->w->units;
+    const double m = fabs(t->forward[i].max), l = t->lse[i], ln = l - t->forward[i].max;
+    double e = fmin(log1p(sum_h), top) + u->exp / (1 - u->exp) + rowSumError(u, &t->rows, i);
+    e += u->log * fmax(1, 1.4427 * ln) + (2 * u->u * (m + ln) + fmax(u->u, 0x1p-24) * fabs(l)) * (1 + 4 * u->u);
+    t->tol_lse[i] = e + 4 * u->w + 0x1p-149;
+}
+
+/* O's error before its own rounding, and after, for one row. */
+static void finishO(lane *t, int64_t i, double sum_h, double *before, double *after) {
+    const dkv_units *u = &t->w->units;
+    const double sums = expm1(rowSumError(u, &t->rows, i) + 2 * u->u * (1 + u->u));
+    const double h = sum_h * (1 + u->exp) + u->exp, kappa = t->forward[i].kappa;
+    const double tiny = (t->rows.n[i] + 4) * u->w;
+    for (int64_t c = 0; c < t->w->p->dv; c++) {
+        double o = fabs(t->o[i * t->w->p->dv + c]), acc = t->acc_o[i * t->w->p->dv + c];
+        double far = (t->v_max[c] * (1 + kappa) + t->forward[i].w0 * t->rows.n[i] * t->v_max[c]) * (1 + sums) + o;
+        double e = h < 1 ? (acc + h * o) / (1 - h) * (1 + sums) + sums * o : far;
+        before[c] = fmin(e, far) + tiny;
+        after[c] = before[c] * (1 + u->out) + u->out * o + u->w_out;
+    }
+}
+
+/* D, and the error of dP - D that a whole row shares. Where P is normalised first, D may also be the sum of P dP over the
+ * keys (as a softmax's own backward has it): the same form with dP's error beside P's. */
+static void finishDelta(lane *t, int64_t i, const double *tol) {
+    const dkv_units *u = &t->w->units;
+    const int64_t dv = t->w->p->dv;
+    const double *o = t->o + i * dv, *d_o = t->b.d_o + i * dv, *acc = t->acc_o + i * dv;
+    const double kappa = t->forward[i].kappa, dp = u->dp + u->dp_round + expm1(t->rows.n[i] * u->u);
+    const int64_t head = t->h.kvh * t->h.g + i % t->h.g, row = t->b.q_row + i / t->h.g;
+    const double d_lse = t->w->in->d_lse ? t->w->in->d_lse[head * t->w->l->view.tq + row] : 0;
+    double d = 0, e = 0;
+    for (int64_t c = 0; c < dv; c++) {
+        double x = tol[c] + u->delta * (fabs(o[c]) + tol[c]);
+        if (u->a->p_normalised) x += acc[c] * dp / kappa;
+        d += d_o[c] * o[c];
+        e += fabs(d_o[c]) * (x + u->operand) + u->w;
+    }
+    t->delta[i] = d - d_lse;
+    t->base[i] = e + u->u * (2 * fabs(t->delta[i]) + fabs(d_lse)) * (1 + u->u) + 2 * u->w;
+}
+
+static void finishForward(lane *t) {
+    const int64_t dv = t->w->p->dv, m = t->b.m;
+    double before[256];
+    for (int64_t i = 0; i < m; i++) {
+        double *tol = t->acc_o + i * dv, sum_h = t->forward[i].sum_h, top = t->forward[i].top;
+        const double sink = sinkOf(t, i);
+        if (!takesPart(t, i)) {
+            t->tol_lse[i] = 0;
+            memset(tol, 0, sizeof *tol * (size_t)dv);
+            continue;
+        }
+        if (t->w->in->sink) {
+            double x = dkv_sinkForward(&t->w->units, sink, t->forward[i].max);
+            sum_h += exp(sink - t->lse[i]) * expm1(x);
+            top = fmax(top, x);
+        }
+        sum_h += t->rows.n[i] * t->w->units.w_exp;
+        finishLse(t, i, sum_h, top);
+        if (t->rows.n[i] > 0) {
+            double after[256];
+            finishO(t, i, sum_h, before, after);
+            if (t->b.d_o) finishDelta(t, i, t->w->units.a->delta_exact ? before : after);
+            memcpy(tol, after, sizeof *tol * (size_t)dv);
+        } else {
+            memset(before, 0, sizeof before);
+            if (t->b.d_o) finishDelta(t, i, before);
+            memset(tol, 0, sizeof *tol * (size_t)dv);
+        }
+    }
+    dkv_putRows(&t->h, &t->b, t->acc_o, dv, t->w->out->bound.o);
+    dkv_putLse(&t->h, &t->b, t->tol_lse, t->w->out->bound.lse);
+}
+
+static void sinkRows(lane *t) {
+    const dkv_units *u = &t->w->units;
+    for (int64_t i = 0; t->w->sink && i < t->b.m; i++) {
+        double *x = t->w->sink + 2 * (t->item * t->h.g + i % t->h.g), sink = sinkOf(t, i), p, e, d;
+        if (!takesPart(t, i)) continue;
+        p = exp(sink - t->lse[i]);
+        e = dkv_sinkBackward(u, sink, t->lse[i], t->tol_lse[i]);
+        d = fabs(t->delta[i]);
+        x[0] += (p * e + u->w_exp) * d + (p * (1 + e) + u->w_exp) * (t->base[i] + 3 * u->u * d) + u->w;
+        x[1] += p * d;
+    }
+}
+
+/* --- backward --- */
+
+/* As in ref_blocked.c: a block adds to a key tile after every earlier block of its head has left it. */
+static void awaitTurn(lane *t, int64_t row, int64_t end) {
+    work *w = t->w;
+    bool wait = true;
+    pthread_mutex_lock(&w->lock);
+    t->done = row;
+    pthread_cond_broadcast(&w->moved);
+    while (wait) {
+        wait = false;
+        for (int i = 0; i < w->threads; i++) {
+            const lane *o = &w->lanes[i];
+            if (o->item >= 0 && o->item < t->item && o->h.kvh == t->h.kvh && o->done < end) wait = true;
+        }
+        if (wait) pthread_cond_wait(&w->moved, &w->lock);
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void addKeySums(const lane *t, const dkv_tile *tile, int64_t d, double *to) {
+    const int64_t hkv = t->w->p->hkv;
+    for (int64_t j = 0; j < tile->n; j++) {
+        double *y = to + ((tile->k_row + j) * hkv + t->h.kvh) * d;
+        for (int64_t c = 0; c < d; c++) y[c] += t->sum[j * d + c];
+    }
+}
+
+static void backwardRows(lane *t, const dkv_tile *tile, const pairs *x) {
+    const dkv_units *u = &t->w->units;
+    const int64_t n = tile->n, fold = u->a->acc_fold_dq ? u->a->acc_fold_dq : u->a->acc_fold;
+    for (int64_t i = 0; i < t->b.m; i++) {
+        double *wq = t->wq + i * n, *wv = t->wv + i * n, *dp = t->dp + i * n;
+        if (!takesPart(t, i)) {
+            memset(wq, 0, sizeof *wq * (size_t)n);
+            memset(wv, 0, sizeof *wv * (size_t)n);
+            memset(dp, 0, sizeof *dp * (size_t)n);
+            continue;
+        }
+        const dkv_backward_row r = {t->lse[i], t->tol_lse[i], t->delta[i], t->base[i],
+                                    dkv_sumError(u, t->rows.n[i], t->rows.steps[i], t->rows.tiles[i], fold),
+                                    slopeOf(t, i), distanceOf(t, tile, i)};
+        dkv_vexpShift(x->s + i * n, t->lse[i], wv, (size_t)n);
+        dkv_backwardRow(u, &r, n, x->s + i * n, x->sigma + i * n, wq, dp, t->w->chain_k + tile->k_row, wq, dp, wv);
+    }
+}
+
+static void walkBackward(lane *t) {
+    const int64_t dqk = t->w->p->dqk, dv = t->w->p->dv;
+    dkv_tile tile = {.range = -1};
+    int64_t at = 0;
+    memset(t->acc_q, 0, sizeof(double) * (size_t)(t->b.m * dqk));
+    sinkRows(t);
+    while (dkv_nextTile(&t->h, &t->b, &tile)) {
+        const int64_t n = tile.n;
+        pairs x = tilePairs(t, &tile, false, &at);
+        if (t->w->fp32) {
+            magnitudes32(tile.k, n * dqk, t->w->units.operand, t->kf);
+            magnitudes32(tile.v, n * dv, t->w->units.operand, t->vf);
+        }
+        dkv_tileDp(&t->h, &t->b, &tile, t->dp);
+        crossMagnitudes(t, t->b.d_o, t->df, tile.v, t->vf, dv, n, t->wq);
+        backwardRows(t, &tile, &x);
+        addToRows(t, t->wq, n, tile.k, t->kf, dqk, t->acc_q);
+        sumOverRows(t, t->dp, n, t->b.q, t->qf, dqk);
+        awaitTurn(t, tile.k_row, tile.k_row + n);
+        addKeySums(t, &tile, dqk, t->w->out->bound.dk);
+        sumOverRows(t, t->wv, n, t->b.d_o, t->df, dv);
+        addKeySums(t, &tile, dv, t->w->out->bound.dv);
+    }
+}
+
+/* (1 + l_out) B + (l_out + 3u)|x| + omega, closed. `scale`: of the sum and of its underflows. */
+static double finishSum(const dkv_units *u, double sum, double scale, double n, double x) {
+    const double three = u->u * (3 + 4 * u->u);
+    double b = (scale * (sum + n * u->w)) * (1 + three) + three * fabs(x);
+    return b * (1 + u->out) + u->out * fabs(x) + u->w_out;
+}
+
+static void finishBackward(lane *t) {
+    const dkv_units *u = &t->w->units;
+    const int64_t d = t->w->p->dqk;
+    double x[256];
+    for (int64_t i = 0; i < t->b.m; i++) {
+        double *b = t->acc_q + i * d;
+        const int64_t row = t->b.q_row + i / t->h.g, head = t->h.kvh * t->h.g + i % t->h.g;
+        memcpy(x, t->w->out->truth.dq + (row * t->w->p->hq + head) * d, sizeof *x * (size_t)d);
+        for (int64_t c = 0; c < d; c++)
+            b[c] = t->rows.n[i] > 0 ? finishSum(u, b[c], u->scale, t->rows.n[i], x[c]) : 0;
+    }
+    dkv_putRows(&t->h, &t->b, t->acc_q, d, t->w->out->bound.dq);
+}
+
+/* --- items, threads --- */
+
+static void runItem(lane *t) {
+    dkv_loadBlock(&t->h, &t->b);
+    dkv_getLse(&t->h, &t->b, t->w->out->truth.lse, t->lse);
+    dkv_getRows(&t->h, &t->b, t->w->out->truth.o, t->w->p->dv, t->o);
+    if (t->w->fp32) {
+        magnitudes32(t->b.q, t->b.m * t->w->p->dqk, t->w->units.operand, t->qf);
+        if (t->b.d_o) magnitudes32(t->b.d_o, t->b.m * t->w->p->dv, t->w->units.operand, t->df);
+    }
+    walkChains(t);
+    walkForward(t);
+    finishForward(t);
+    if (!t->b.d_o) return;
+    walkBackward(t);
+    finishBackward(t);
+}
+
+static void *runLane(void *arg) {
+    lane *t = arg;
+    work *w = t->w;
+    for (;;) {
+        pthread_mutex_lock(&w->lock);
+        t->item = w->next < w->n_items ? w->next++ : -1;
+        t->done = -1;
+        if (t->item >= 0) t->h.kvh = (int32_t)(t->item % w->p->hkv);
+        pthread_cond_broadcast(&w->moved);
+        pthread_mutex_unlock(&w->lock);
+        if (t->item < 0) return NULL;
+        for (; t->block < t->item / w->p->hkv; t->block++) dkv_stepBlock(&t->h, &t->b);
+        runItem(t);
+    }
+}
+
+static void closeLane(lane *t) {
+    dkv_closeBlock(&t->b);
+    dkv_closeHead(&t->h);
+    dkv_closeRowChains(&t->rows);
+    free(t->kept);
+    free(t->s);
+    free(t->a);
+    free(t->qf);
+    free(t->o);
+    free(t->forward);
+}
+
+static int openLane(work *w, lane *t, dkv_err *err) {
+    const int64_t dqk = w->p->dqk, dv = w->p->dv, d = max64(dqk, dv), k = DKV_TILE_KEYS;
+    t->w = w;
+    t->block = -1;
+    t->item = -1;
+    int rc = dkv_openHead(w->p, w->l, w->in, 0, &t->h, err);
+    if (!rc) rc = dkv_openBlock(&t->h, &t->b, err);
+    if (!rc) rc = dkv_openRowChains(w->units.a, t->h.max_m, &t->rows, err);
+    if (rc) return rc;
+    const int64_t m = t->h.max_m, big = max64(m, k);
+    t->kept = malloc(sizeof(double) * (size_t)(2 * KEEP_PAIRS));
+    t->s = malloc(sizeof(double) * (size_t)(5 * m * k));
+    t->a = malloc(sizeof(double) * (size_t)((2 * big + k) * d));
+    t->qf = malloc(sizeof(float) * (size_t)(m * (dqk + dv) + k * (dqk + dv) + m * k + big * max64(d, k)));
+    t->o = malloc(sizeof(double) * (size_t)(m * (2 * dv + dqk + 4) + dv));
+    t->forward = malloc(sizeof *t->forward * (size_t)m);
+    if (!t->kept || !t->s || !t->a || !t->qf || !t->o || !t->forward)
+        return dkv_fail(err, DKV_EHARNESS, "out of memory: a block of %lld rows", (long long)m);
+    t->sigma = t->s + m * k;
+    t->dp = t->sigma + m * k;
+    t->wq = t->dp + m * k;
+    t->wv = t->wq + m * k;
+    t->c = t->a + big * d;
+    t->sum = t->c + k * d;
+    t->df = t->qf + m * dqk;
+    t->kf = t->df + m * dv;
+    t->vf = t->kf + k * dqk;
+    t->wf = t->vf + k * dv;
+    t->xf = t->wf + m * k;
+    t->acc_o = t->o + m * dv;
+    t->acc_q = t->acc_o + m * dv;
+    t->lse = t->acc_q + m * dqk;
+    t->tol_lse = t->lse + m;
+    t->delta = t->tol_lse + m;
+    t->base = t->delta + m;
+    t->v_max = t->base + m;
+    return DKV_OK;
+}
+
+static int runLanes(work *w, dkv_err *err) {
+    int had = openblas_get_num_threads(), started = 1, rc = DKV_OK;
+    w->lanes = calloc((size_t)w->threads, sizeof *w->lanes);
+    if (!w->lanes) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+    for (int i = 0; i < w->threads && !rc; i++) rc = openLane(w, &w->lanes[i], err);
+    if (rc) goto done;
+    openblas_set_num_threads(1);
+    while (started < w->threads && pthread_create(&w->lanes[started].thread, NULL, runLane, &w->lanes[started]) == 0)
+        started++;
+    runLane(&w->lanes[0]);
+    for (int i = 1; i < started; i++) pthread_join(w->lanes[i].thread, NULL);
+    openblas_set_num_threads(had);
+done:
+    for (int i = 0; i < w->threads; i++) closeLane(&w->lanes[i]);
+    free(w->lanes);
+    return rc;
+}
+
+/* --- the whole --- */
+
+/* May this tensor's magnitudes stand in fp32 products? Largest finite magnitude 0 or within 2^-20 and 2^30. */
+static bool suitsFp32(const void *x, dualkv_dtype t, int64_t n) {
+    const size_t size = dkv_dtypeSize(t);
+    double y[1024], top = 0;
+    for (int64_t i = 0; x && i < n; i += 1024) {
+        size_t k = n - i < 1024 ? (size_t)(n - i) : 1024;
+        dkv_decodeArray((const char *)x + (size_t)i * size, t, k, y);
+        for (size_t j = 0; j < k; j++) {
+            double a = fabs(y[j]);
+            top = a > top && a <= 0x1.fffffep127 ? a : top;
+        }
+    }
+    return top == 0 || (top >= 0x1p-20 && top <= 0x1p30);
+}
+
+static void finishKeys(const work *w) {
+    const dkv_units *u = &w->units;
+    const double g = (double)(w->p->hq / w->p->hkv);
+    for (int64_t j = 0; j < w->l->view.tk * w->p->hkv; j++) {
+        const double n = w->chains.n[j / w->p->hkv];
+        double *k = w->out->bound.dk + j * w->p->dqk, *v = w->out->bound.dv + j * w->p->dv;
+        const double *xk = w->out->truth.dk + j * w->p->dqk, *xv = w->out->truth.dv + j * w->p->dv;
+        for (int64_t c = 0; c < w->p->dqk; c++)
+            k[c] = n > 0 ? finishSum(u, k[c] + g * u->w_partial, u->scale, n, xk[c]) + g * u->w_partial : 0;
+        for (int64_t c = 0; c < w->p->dv; c++)
+            v[c] = n > 0 ? finishSum(u, v[c] + g * u->w_partial, 1, n, xv[c]) : 0;
+    }
+}
+
+static void finishSink(const work *w) {
+    const int64_t g = w->p->hq / w->p->hkv, blocks = w->n_items / w->p->hkv;
+    const double chain = expm1((double)w->l->view.tq * w->units.u);
+    for (int64_t h = 0; h < w->p->hq; h++) {
+        double e = 0, all = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            const double *x = w->sink + 2 * ((b * w->p->hkv + h / g) * g + h % g);
+            e += x[0];
+            all += x[1];
+        }
+        w->out->bound.dsink[h] = (e * (1 + chain) + chain * all) * (1 + 0x1p-24) +
+                                 0x1p-24 * fabs(w->out->truth.dsink[h]) + 0x1p-149;
+    }
+}
+
+/* Where the truth is not finite neither is the bound: NaN, or infinity. */
+static void copyNonFinite(const dkv_layout *l, dkv_oracle *o) {
+    int64_t n[DKV_N_OUTPUTS];
+    dkv_countOutputs(l, n);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        const double *x = dkv_outputAt(&o->truth, (dkv_tensor_id)id);
+        double *b = dkv_outputAt(&o->bound, (dkv_tensor_id)id);
+        for (int64_t i = 0; i < n[id]; i++)
+            if (!isfinite(x[i]) && !(id == DKV_LSE && x[i] < 0)) b[i] = isnan(x[i]) ? NAN : INFINITY;
+    }
+}
+
+static int64_t laneBytes(const dkv_head *h) {
+    const int64_t m = max64(h->max_m, DKV_TILE_KEYS);
+    return dkv_blockBytes(h) + 16 * KEEP_PAIRS + ((int64_t)32 << 20) + 8 * m * (7 * DKV_TILE_KEYS + 16 * 256);
+}
+
+static int openWork(work *w, const dkv_ref_options *opt, dkv_err *err) {
+    const dualkv_problem *v = &w->l->view;
+    const dualkv_arithmetic *a = w->units.a;
+    const int64_t fold = a->acc_fold_dkv ? a->acc_fold_dkv : a->acc_fold;
+    dkv_head h;
+    dkv_block b = {.node = -1};
+    int rc = dkv_openHead(w->p, w->l, w->in, 0, &h, err);
+    if (rc) return rc;
+    while (dkv_stepBlock(&h, &b)) w->n_items += w->p->hkv;
+    int64_t n = opt ? opt->threads : 0, most = MEMORY_MAX / laneBytes(&h);
+    cpu_set_t cpus;
+    if (n <= 0) n = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+    n = n > w->n_items ? w->n_items : n;
+    w->threads = (int)max64(1, n > most ? most : n);
+    w->fp32 = suitsFp32(w->in->q, w->p->dtype, v->tq * v->hq * v->dqk) &&
+              suitsFp32(w->in->k, w->p->dtype, v->tk * v->hkv * v->dqk) &&
+              suitsFp32(w->in->v, w->p->dtype, v->tk * v->hkv * v->dv) &&
+              suitsFp32(w->in->d_o, w->p->dtype, v->tq * v->hq * v->dv);
+    if (w->in->d_o && w->in->sink) {
+        w->sink = calloc((size_t)max64(w->n_items, 1) * (size_t)h.g * 2, sizeof *w->sink);
+        if (!w->sink) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+    }
+    if (w->in->d_o) {
+        rc = dkv_countKeyChains(&h, a->acc_step, &w->chains, err);
+        if (rc) return rc;
+        w->chain_k = malloc(sizeof(double) * (size_t)max64(v->tk, 1));
+        if (!w->chain_k) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+        for (int64_t j = 0; j < v->tk; j++)
+            w->chain_k[j] = dkv_sumError(&w->units, w->chains.n[j], w->chains.steps[j], w->chains.pieces[j], fold);
+    }
+    dkv_closeHead(&h);
+    return DKV_OK;
+}
+
+int dkv_oracleBound(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
+                    const dkv_ref_options *opt, dkv_oracle *out, dkv_err *err) {
+    work w = {.p = p, .l = l, .in = in, .out = out};
+    dkv_inputs used = *in;
+    int64_t n[DKV_N_OUTPUTS];
+    int rc = dkv_checkArithmetic(a, err);
+    if (rc) return rc;
+    if (!p->grad) used.d_o = NULL;
+    w.in = &used;
+    rc = dkv_refBlocked(p, l, in, opt, &out->truth, err);
+    if (rc) return rc;
+    dkv_countOutputs(l, n);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        double *b = dkv_outputAt(&out->bound, (dkv_tensor_id)id);
+        if (b) memset(b, 0, sizeof *b * (size_t)n[id]);
+    }
+    dkv_makeUnits(p, a, &w.units);
+    rc = openWork(&w, opt, err);
+    if (rc) goto done;
+    pthread_mutex_init(&w.lock, NULL);
+    pthread_cond_init(&w.moved, NULL);
+    rc = runLanes(&w, err);
+    pthread_mutex_destroy(&w.lock);
+    pthread_cond_destroy(&w.moved);
+    if (rc) goto done;
+    if (used.d_o) finishKeys(&w);
+    if (w.sink) finishSink(&w);
+    copyNonFinite(l, out);
+done:
+    dkv_freeKeyChains(&w.chains);
+    free(w.chain_k);
+    free(w.sink);
+    return rc;
+}
