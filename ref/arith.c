@@ -11,7 +11,10 @@
 static int inRange(double x, double lo, double hi) { return x >= lo && x <= hi; }
 
 int dkv_checkArithmetic(const dualkv_arithmetic *a, dkv_err *err) {
-    const struct { const char *name; double value, lo, hi; } field[] = {
+    const struct {
+        const char *name;
+        double value, lo, hi;
+    } field[] = {
         {"unit", a->unit, 0x1p-60, ROUNDOFF_MAX},
         {"acc_unit", a->acc_unit, 0x1p-60, ROUNDOFF_MAX},
         {"acc_truncates", a->acc_truncates, 0, 1},
@@ -57,7 +60,9 @@ double dkv_chainError(const dualkv_arithmetic *a, double n_products) {
 
 typedef enum profile { FP32, TF32, FLASH, NORMALISED, DELTA, PARTIALS, EAGER, N_PROFILES } profile;
 
-static const struct { const char *name, *words; } profile_table[N_PROFILES] = {
+static const struct {
+    const char *name, *words;
+} profile_table[N_PROFILES] = {
     {"fp32", "P and dS kept in fp32"},
     {"tf32", "operands, P and dS rounded to TF32"},
     {"flash", "16-bit P and dS, the rest fp32"},
@@ -67,13 +72,14 @@ static const struct { const char *name, *words; } profile_table[N_PROFILES] = {
     {"eager", "scores, normalised P, dP and dS rounded to 16 bit, 16-bit partial dK and dV"},
 };
 
-/* Profiles that say something about a problem of this dtype: 16-bit inputs are exact in TF32; fp32 ones have no 16-bit P. */
+/* Profiles that say something about a problem of this dtype: 16-bit inputs are exact in TF32; fp32 ones have
+ * no 16-bit P. */
 static int applies(int i, dualkv_dtype t) { return t == DUALKV_FP32 ? i <= TF32 : i != TF32; }
 
 static void fillTensorCore(dualkv_arithmetic *a, int step) {
     a->acc_truncates = 1;
     a->acc_step = step;
-    a->acc_unit = (step + 4) * 0x1p-25; /* TOLERANCE.md, "accumulation" */
+    a->acc_unit = (step + 4) * 0x1p-25;        /* TOLERANCE.md, "accumulation" */
     a->acc_gain = (step + 0.75) * 0x1p-25 / 5; /* 1.68 * 2^-24 at step 16, as measured */
 }
 
@@ -90,7 +96,7 @@ const char *dkv_arithmeticProfile(int i, const dkv_problem *p, dualkv_arithmetic
     a->partial_format = k == PARTIALS || k == EAGER ? low : DUALKV_EXACT;
     a->p_normalised = k == NORMALISED || k == EAGER;
     a->delta_exact = k == DELTA;
-    a->exp_error = a->log_error = 0x1p-22; /* ex2.approx, lg2.approx: the PTX ISA's maximum */
+    a->exp_error = a->log_error = 0x1p-22;           /* ex2.approx, lg2.approx: the PTX ISA's maximum */
     a->tanh_error = k == FP32 ? 0x1p-22 : 0x1.1p-11; /* tanh.approx: near 2^-11 */
     a->flushes = 1;
     if (k >= TF32) fillTensorCore(a, k == TF32 ? 8 : 16);

@@ -16,8 +16,8 @@ void dkv_freeKeyChains(dkv_key_chains *c) {
     memset(c, 0, sizeof *c);
 }
 
-/* Rows of a segment fill a kernel's steps from the segment's start on. A step belongs to a key's chain if one of its rows
- * sees the key (the others add zeros, exactly). Two more for query heads stacked in one step. */
+/* Rows of a segment fill a kernel's steps from the segment's start on. A step belongs to a key's chain if one
+ * of its rows sees the key (the others add zeros, exactly). Two more for query heads stacked in one step. */
 static void countTile(const dkv_head *h, const dkv_block *b, const dkv_tile *t, int32_t step, uint8_t *sees,
                       int64_t *last, dkv_key_chains *c) {
     const double g = h->g;
@@ -134,7 +134,8 @@ static void countSteps(dkv_row_chains *c, const dkv_tile *t, const double *s) {
     }
 }
 
-void dkv_addRowChains(dkv_row_chains *c, const dkv_tile *t, int64_t offset, const double *s, const double *sigma) {
+void dkv_addRowChains(dkv_row_chains *c, const dkv_tile *t, int64_t offset, const double *s,
+                      const double *sigma) {
     const int64_t step = c->a->acc_step, tile = c->a->key_tile;
     for (int64_t j = 0; j < t->n; j++) {
         int64_t at = offset + j;
@@ -165,8 +166,8 @@ void dkv_addRowChains(dkv_row_chains *c, const dkv_tile *t, int64_t offset, cons
     }
 }
 
-/* A key tile rescales what was summed only if it may raise the running maximum: by computed scores, which are within
- * sigma of the true ones on either side. */
+/* A key tile rescales what was summed only if it may raise the running maximum: by computed scores, which are
+ * within sigma of the true ones on either side. */
 void dkv_endRowChains(dkv_row_chains *c, double u) {
     if (c->slots * c->m > c->capacity || !c->a->key_tile) {
         for (int64_t i = 0; i < c->m; i++) {

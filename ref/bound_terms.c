@@ -1,4 +1,5 @@
-/* bound_terms.c: the bound's formulas, a row of pairs at a time. Plain loops that vectorise; same bits at any width. */
+/* bound_terms.c: the bound's formulas, a row of pairs at a time. Plain loops that vectorise; same bits at any
+ * width. */
 #include <math.h>
 
 #include "bound.h"
@@ -71,8 +72,8 @@ static double modifiedSigma(const dkv_units *t, double s, double x, double bias,
     return bias > 0 ? sigma * (1 + us) + us * fabs(s) + (3 * us * (1 + 2 * us)) * bias : sigma;
 }
 
-CLONES void dkv_sigmaRow(const dkv_units *t, double slope, double distance, int64_t n, const double *s, const double *x,
-                         double *sigma) {
+CLONES void dkv_sigmaRow(const dkv_units *t, double slope, double distance, int64_t n, const double *s,
+                         const double *x, double *sigma) {
     const double us = t->us, two = us * (2 + us);
     const double linear = t->scale * t->score * (1 + us) * (1 + us);
     const double absolute = t->w * (1 + t->scale * 256);
@@ -94,8 +95,8 @@ static double grow(double p, double log_p, double x) {
     return x <= 1 ? p * (x * (1 + EXP_SQUARE * x)) : exp(fmin(log_p + x, 709)) - p;
 }
 
-CLONES void dkv_forwardRow(const dkv_units *t, dkv_forward_row *r, int64_t n, const double *s, const double *sigma,
-                           double *p) {
+CLONES void dkv_forwardRow(const dkv_units *t, dkv_forward_row *r, int64_t n, const double *s,
+                           const double *sigma, double *p) {
     double x[DKV_TILE_KEYS] = {0}, h[DKV_TILE_KEYS];
     const double u = t->u, m = r->max, am = fabs(m), close = 1 + 8 * u;
     const double by_h = (1 + t->exp) * (1 + r->kappa), by_p = t->exp * (1 + r->kappa) + r->kappa, w0 = r->w0;
@@ -130,8 +131,8 @@ static void capFactor(const dkv_units *t, double slope, double distance, int64_t
 }
 
 CLONES void dkv_backwardRow(const dkv_units *t, const dkv_backward_row *r, int64_t n, const double *s,
-                            const double *sigma, const double *z, const double *dp, const double *chain_k, double *wq,
-                            double *wk, double *wv) {
+                            const double *sigma, const double *z, const double *dp, const double *chain_k,
+                            double *wq, double *wk, double *wv) {
     double x[DKV_TILE_KEYS] = {0}, h[DKV_TILE_KEYS], e[DKV_TILE_KEYS], ds[DKV_TILE_KEYS];
     const double u = t->u, close = 1 + 8 * u, al = fabs(r->lse), three = u * (3 + 4 * u), d = r->delta;
     const double l_ds = t->ds, w_ds = t->w_ds, l_p = t->p, w_p = t->w_p + t->w_exp, partial = t->partial;

@@ -1,9 +1,11 @@
-/* oracle_bound.c: the bound of every element, on the traversal of the blocked reference (TOLERANCE.md, "Bound").
+/* oracle_bound.c: the bound of every element, on the traversal of the blocked reference (TOLERANCE.md,
+ * "Bound").
  *
- * A work item is a block of rows of one KV head. It walks its key tiles three times: chains and maxima (which the formulas
- * need first), forward, backward. Scores and their sigma are kept from the first walk where they fit.
- * Products of magnitudes run in fp32 where the inputs' range allows, else in fp64; the fp32 results are raised by their
- * own error. dK and dV are summed block after block, in one fixed order, whatever the number of threads. */
+ * A work item is a block of rows of one KV head. It walks its key tiles three times: chains and maxima (which
+ * the formulas need first), forward, backward. Scores and their sigma are kept from the first walk where they
+ * fit. Products of magnitudes run in fp32 where the inputs' range allows, else in fp64; the fp32 results are
+ * raised by their own error. dK and dV are summed block after block, in one fixed order, whatever the number
+ * of threads. */
 #include <cblas.h>
 #include <math.h>
 #include <pthread.h>
@@ -17,7 +19,8 @@
 
 #define KEEP_PAIRS ((int64_t)1 << 21) /* pairs a block whose score and sigma are kept: 32 MiB a thread */
 #define MEMORY_MAX ((int64_t)512 << 20)
-#define FP32_SLACK (1 + 0x1p-13) /* sums of at most 512 magnitudes in fp32, their weights and operands rounded */
+#define FP32_SLACK                                                                                           \
+    (1 + 0x1p-13)            /* sums of at most 512 magnitudes in fp32, their weights and operands rounded */
 #define FP32_WEIGHT 0x1p-90  /* smaller weights are raised to it, */
 #define FP32_OPERAND 0x1p-60 /* smaller operands to it: a product is above fp32's subnormals or nothing */
 
@@ -51,17 +54,17 @@ struct lane { /* one thread's */
     dkv_block b;
     int64_t block, item, done; /* as in ref_blocked.c */
     dkv_row_chains rows;
-    double *kept;              /* [2, KEEP_PAIRS] */
+    double *kept; /* [2, KEEP_PAIRS] */
     int64_t used;
-    double *s, *sigma, *dp, *wq, *wv; /* [m, tile] */
-    double *a, *c;             /* fp64 operands: magnitudes of rows or keys */
-    float *qf, *df, *kf, *vf;  /* fp32 magnitudes of the block's and the tile's operands */
-    float *wf, *xf;            /* fp32 weights [m, tile]; product [max(m, tile), max(d, tile)] */
-    double *sum;               /* [max(m, tile), 256]: product in fp64 */
-    double *o, *acc_o, *acc_q; /* [m, dv], [m, dv], [m, dqk] */
-    double *v_max;             /* [dv]: largest finite |V| that the block may see */
+    double *s, *sigma, *dp, *wq, *wv;     /* [m, tile] */
+    double *a, *c;                        /* fp64 operands: magnitudes of rows or keys */
+    float *qf, *df, *kf, *vf;             /* fp32 magnitudes of the block's and the tile's operands */
+    float *wf, *xf;                       /* fp32 weights [m, tile]; product [max(m, tile), max(d, tile)] */
+    double *sum;                          /* [max(m, tile), 256]: product in fp64 */
+    double *o, *acc_o, *acc_q;            /* [m, dv], [m, dv], [m, dqk] */
+    double *v_max;                        /* [dv]: largest finite |V| that the block may see */
     double *lse, *tol_lse, *delta, *base; /* [m] */
-    dkv_forward_row *forward;  /* [m] */
+    dkv_forward_row *forward;             /* [m] */
 };
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -85,19 +88,19 @@ static void magnitudes32(const double *x, int64_t n, double add, float *y) {
 }
 
 /* y [m, n] = |x| |k|^T over d */
-static void crossMagnitudes(lane *t, const double *x, const float *xf, const double *k, const float *kf, int64_t d,
-                            int64_t n, double *y) {
+static void crossMagnitudes(lane *t, const double *x, const float *xf, const double *k, const float *kf,
+                            int64_t d, int64_t n, double *y) {
     const int64_t m = t->b.m;
     if (t->w->fp32) {
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)d, 1, xf, (int)d, kf, (int)d, 0,
-                    t->xf, (int)n);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)d, 1, xf, (int)d, kf,
+                    (int)d, 0, t->xf, (int)n);
         for (int64_t i = 0; i < m * n; i++) y[i] = t->xf[i] * FP32_SLACK;
         return;
     }
     magnitudes(x, m * d, t->w->units.operand, t->a);
     magnitudes(k, n * d, t->w->units.operand, t->c);
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)d, 1, t->a, (int)d, t->c, (int)d, 0, y,
-                (int)n);
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)d, 1, t->a, (int)d, t->c,
+                (int)d, 0, y, (int)n);
 }
 
 /* The weights in fp32; false where they do not fit. */
@@ -111,31 +114,32 @@ static bool narrow(lane *t, const double *w, int64_t n) {
 }
 
 /* acc [m, d] += w [m, n] |x| [n, d] */
-static void addToRows(lane *t, const double *w, int64_t n, const double *x, const float *xf, int64_t d, double *acc) {
+static void addToRows(lane *t, const double *w, int64_t n, const double *x, const float *xf, int64_t d,
+                      double *acc) {
     const int64_t m = t->b.m;
     if (narrow(t, w, m * n)) {
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->wf, (int)n, xf, (int)d, 0,
-                    t->xf, (int)d);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->wf, (int)n, xf,
+                    (int)d, 0, t->xf, (int)d);
         for (int64_t i = 0; i < m * d; i++) acc[i] += t->xf[i] * FP32_SLACK;
         return;
     }
     magnitudes(x, n * d, t->w->units.operand, t->c);
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, w, (int)n, t->c, (int)d, 1, acc,
-                (int)d);
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, w, (int)n, t->c, (int)d,
+                1, acc, (int)d);
 }
 
 /* sum [n, d] = w^T |x|, w [m, n], x [m, d] */
 static void sumOverRows(lane *t, const double *w, int64_t n, const double *x, const float *xf, int64_t d) {
     const int64_t m = t->b.m;
     if (narrow(t, w, m * n)) {
-        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, t->wf, (int)n, xf, (int)d, 0,
-                    t->xf, (int)d);
+        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, t->wf, (int)n, xf,
+                    (int)d, 0, t->xf, (int)d);
         for (int64_t i = 0; i < n * d; i++) t->sum[i] = t->xf[i] * FP32_SLACK;
         return;
     }
     magnitudes(x, m * d, t->w->units.operand, t->a);
-    cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, w, (int)n, t->a, (int)d, 0, t->sum,
-                (int)d);
+    cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, w, (int)n, t->a, (int)d,
+                0, t->sum, (int)d);
 }
 
 /* --- one tile --- */
@@ -153,7 +157,8 @@ static double distanceOf(const lane *t, const dkv_tile *tile, int64_t i) {
     return (double)(t->w->p->nodes[t->b.node].context + t->b.r0 + i / t->h.g - tile->j0);
 }
 
-/* Scores and sigma of a tile: kept, or computed and kept where there is room. Walks of a block meet the same tiles. */
+/* Scores and sigma of a tile: kept, or computed and kept where there is room. Walks of a block meet the same
+ * tiles. */
 static pairs tilePairs(lane *t, const dkv_tile *tile, bool first, int64_t *at) {
     const int64_t n = tile->n, size = t->b.m * n;
     const int d = t->w->p->dqk;
@@ -202,7 +207,8 @@ static void startForward(lane *t) {
         *r = (dkv_forward_row){.lse = t->lse[i], .max = fmax(c->max[i], sinkOf(t, i))};
         if (!takesPart(t, i)) continue;
         r->kappa = (1 + u->p) * (1 + chain) * exp((c->rises[i] + 2) * u->u * (1 + 2 * u->u)) *
-                       exp(c->rises[i] * u->exp * (1 + 2 * u->exp)) - 1;
+                       exp(c->rises[i] * u->exp * (1 + 2 * u->exp)) -
+                   1;
         r->w0 = u->w_exp + u->w_p * (u->a->p_normalised ? 1 : exp(r->max - r->lse));
     }
 }
@@ -237,7 +243,8 @@ static void walkForward(lane *t) {
 
 /* --- rows: LSE, O, delta --- */
 
-/* Relative error of the row's sum beside exp's arguments, as a logarithm: tile by tile, then one to the next. */
+/* Relative error of the row's sum beside exp's arguments, as a logarithm: tile by tile, then one to the next.
+ */
 static double rowSumError(const dkv_units *t, const dkv_row_chains *c, int64_t i) {
     const double tile = t->a->key_tile, in_tile = tile > 0 ? fmin(tile, c->n[i]) : 0;
     return (in_tile + c->tiles[i] + c->rises[i]) * t->u / (1 - t->u) + c->rises[i] * t->exp / (1 - t->exp) +
@@ -248,7 +255,8 @@ static void finishLse(lane *t, int64_t i, double sum_h, double top) {
     const dkv_units *u = &t->w->units;
     const double m = fabs(t->forward[i].max), l = t->lse[i], ln = l - t->forward[i].max;
     double e = fmin(log1p(sum_h), top) + u->exp / (1 - u->exp) + rowSumError(u, &t->rows, i);
-    e += u->log * fmax(1, 1.4427 * ln) + (2 * u->u * (m + ln) + fmax(u->u, 0x1p-24) * fabs(l)) * (1 + 4 * u->u);
+    e += u->log * fmax(1, 1.4427 * ln) +
+         (2 * u->u * (m + ln) + fmax(u->u, 0x1p-24) * fabs(l)) * (1 + 4 * u->u);
     t->tol_lse[i] = e + 4 * u->w + 0x1p-149;
 }
 
@@ -260,15 +268,16 @@ static void finishO(lane *t, int64_t i, double sum_h, double *before, double *af
     const double tiny = (t->rows.n[i] + 4) * u->w;
     for (int64_t c = 0; c < t->w->p->dv; c++) {
         double o = fabs(t->o[i * t->w->p->dv + c]), acc = t->acc_o[i * t->w->p->dv + c];
-        double far = (t->v_max[c] * (1 + kappa) + t->forward[i].w0 * t->rows.n[i] * t->v_max[c]) * (1 + sums) + o;
+        double far =
+            (t->v_max[c] * (1 + kappa) + t->forward[i].w0 * t->rows.n[i] * t->v_max[c]) * (1 + sums) + o;
         double e = h < 1 ? (acc + h * o) / (1 - h) * (1 + sums) + sums * o : far;
         before[c] = fmin(e, far) + tiny;
         after[c] = before[c] * (1 + u->out) + u->out * o + u->w_out;
     }
 }
 
-/* D, and the error of dP - D that a whole row shares. Where P is normalised first, D may also be the sum of P dP over the
- * keys (as a softmax's own backward has it): the same form with dP's error beside P's. */
+/* D, and the error of dP - D that a whole row shares. Where P is normalised first, D may also be the sum of P
+ * dP over the keys (as a softmax's own backward has it): the same form with dP's error beside P's. */
 static void finishDelta(lane *t, int64_t i, const double *tol) {
     const dkv_units *u = &t->w->units;
     const int64_t dv = t->w->p->dv;
@@ -372,11 +381,16 @@ static void backwardRows(lane *t, const dkv_tile *tile, const pairs *x) {
             memset(dp, 0, sizeof *dp * (size_t)n);
             continue;
         }
-        const dkv_backward_row r = {t->lse[i], t->tol_lse[i], t->delta[i], t->base[i],
+        const dkv_backward_row r = {t->lse[i],
+                                    t->tol_lse[i],
+                                    t->delta[i],
+                                    t->base[i],
                                     dkv_sumError(u, t->rows.n[i], t->rows.steps[i], t->rows.tiles[i], fold),
-                                    slopeOf(t, i), distanceOf(t, tile, i)};
+                                    slopeOf(t, i),
+                                    distanceOf(t, tile, i)};
         dkv_vexpShift(x->s + i * n, t->lse[i], wv, (size_t)n);
-        dkv_backwardRow(u, &r, n, x->s + i * n, x->sigma + i * n, wq, dp, t->w->chain_k + tile->k_row, wq, dp, wv);
+        dkv_backwardRow(u, &r, n, x->s + i * n, x->sigma + i * n, wq, dp, t->w->chain_k + tile->k_row, wq, dp,
+                        wv);
     }
 }
 
@@ -518,7 +532,8 @@ static int runLanes(work *w, dkv_err *err) {
     for (int i = 0; i < w->threads && !rc; i++) rc = openLane(w, &w->lanes[i], err);
     if (rc) goto done;
     openblas_set_num_threads(1);
-    while (started < w->threads && pthread_create(&w->lanes[started].thread, NULL, runLane, &w->lanes[started]) == 0)
+    while (started < w->threads &&
+           pthread_create(&w->lanes[started].thread, NULL, runLane, &w->lanes[started]) == 0)
         started++;
     runLane(&w->lanes[0]);
     for (int i = 1; i < started; i++) pthread_join(w->lanes[i].thread, NULL);
@@ -531,7 +546,8 @@ done:
 
 /* --- the whole --- */
 
-/* May this tensor's magnitudes stand in fp32 products? Largest finite magnitude 0 or within 2^-20 and 2^30. */
+/* May this tensor's magnitudes stand in fp32 products? Largest finite magnitude 0 or within 2^-20 and 2^30.
+ */
 static bool suitsFp32(const void *x, dualkv_dtype t, int64_t n) {
     const size_t size = dkv_dtypeSize(t);
     double y[1024], top = 0;
@@ -620,14 +636,15 @@ static int openWork(work *w, const dkv_ref_options *opt, dkv_err *err) {
         w->chain_k = malloc(sizeof(double) * (size_t)max64(v->tk, 1));
         if (!w->chain_k) return dkv_fail(err, DKV_EHARNESS, "out of memory");
         for (int64_t j = 0; j < v->tk; j++)
-            w->chain_k[j] = dkv_sumError(&w->units, w->chains.n[j], w->chains.steps[j], w->chains.pieces[j], fold);
+            w->chain_k[j] =
+                dkv_sumError(&w->units, w->chains.n[j], w->chains.steps[j], w->chains.pieces[j], fold);
     }
     dkv_closeHead(&h);
     return DKV_OK;
 }
 
-int dkv_oracleBound(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
-                    const dkv_ref_options *opt, dkv_oracle *out, dkv_err *err) {
+int dkv_oracleBound(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
+                    const dualkv_arithmetic *a, const dkv_ref_options *opt, dkv_oracle *out, dkv_err *err) {
     work w = {.p = p, .l = l, .in = in, .out = out};
     dkv_inputs used = *in;
     int64_t n[DKV_N_OUTPUTS];

@@ -1,5 +1,5 @@
-/* The bound: the emulated kernel stays below it, a direct evaluation of the formulas gives it, it grows with every
- * declared error, and faults stand far above it. test_bound_search.c pushes kernels towards it. */
+/* The bound: the emulated kernel stays below it, a direct evaluation of the formulas gives it, it grows with
+ * every declared error, and faults stand far above it. test_bound_search.c pushes kernels towards it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,16 +11,19 @@
 #include <cmocka.h>
 #include <math.h>
 
-#include "bound_case.h"
+#include "bound_case.inc"
 #include "small_problems.h"
 
 /* Every shape and mask, modifiers and dtypes taken in turn, both accumulators and orders. */
 static void test_emu_below(void **state) {
     (void)state;
-    static const char *const modifier[] = {"", " softcap=2", " alibi=on", " sinklogit=1", " dlse=on",
-                                           " softcap=20 alibi=on sinklogit=-2 dlse=on"};
-    static const char *const dims[] = {"dim=16", "dim=1", "dim=8:3", "dim=24"}, *heads[] = {"1:1", "4:2", "3:1"};
-    static const char *const options[] = {"bm=16,bn=16", "bm=3,bn=5", "bm=16,bn=16,acc=tc", "bm=32,bn=8,order=down"};
+    static const char *const modifier[] = {"",          " softcap=2",
+                                           " alibi=on", " sinklogit=1",
+                                           " dlse=on",  " softcap=20 alibi=on sinklogit=-2 dlse=on"};
+    static const char *const dims[] = {"dim=16", "dim=1", "dim=8:3", "dim=24"},
+                             *heads[] = {"1:1", "4:2", "3:1"};
+    static const char *const options[] = {"bm=16,bn=16", "bm=3,bn=5", "bm=16,bn=16,acc=tc",
+                                          "bm=32,bn=8,order=down"};
     static const double hot[] = {1, 8, 0.01};
     int i = 0;
     for (size_t s = 0; s < DKV_COUNT(dkv_small_shapes); s++)
@@ -28,9 +31,9 @@ static void test_emu_below(void **state) {
             char line[300];
             int type = i % 3, option = i / 3 % 4;
             if (type == 2 && option == 2) option = 0;
-            snprintf(line, sizeof line, "shape=%s mask=%s heads=%s %s dtype=%s seed=%d%s", dkv_small_shapes[s],
-                     dkv_small_masks[m], heads[i % 3], dims[i / 2 % 4], dkv_dtypeName((dualkv_dtype)type), i,
-                     modifier[i % 6]);
+            snprintf(line, sizeof line, "shape=%s mask=%s heads=%s %s dtype=%s seed=%d%s",
+                     dkv_small_shapes[s], dkv_small_masks[m], heads[i % 3], dims[i / 2 % 4],
+                     dkv_dtypeName((dualkv_dtype)type), i, modifier[i % 6]);
             bound_case c;
             if (!open_case(line, &c)) continue;
             scale_array(c.in.q, c.p.dtype, c.n_q, hot[i / 5 % 3]);
@@ -38,7 +41,9 @@ static void test_emu_below(void **state) {
             run_bound(&c);
             for (int id = 0; id < DKV_N_OUTPUTS; id++) {
                 double ratio = worst_ratio(&c, (dkv_tensor_id)id, NULL);
-                if (!(ratio <= 1)) fail_msg("%s %s: %s at %g of its bound", line, options[option], dkv_tensorName(id), ratio);
+                if (!(ratio <= 1))
+                    fail_msg("%s %s: %s at %g of its bound", line, options[option], dkv_tensorName(id),
+                             ratio);
             }
             close_case(&c);
         }
@@ -149,8 +154,9 @@ static void test_no_key(void **state) {
 
 static bool same_bound(const bound_case *x, const bound_case *y) {
     for (int id = 0; id < DKV_N_OUTPUTS; id++)
-        if (x->n[id] && memcmp(dkv_outputAt(&x->oracle.bound, (dkv_tensor_id)id),
-                               dkv_outputAt(&y->oracle.bound, (dkv_tensor_id)id), (size_t)x->n[id] * sizeof(double)))
+        if (x->n[id] &&
+            memcmp(dkv_outputAt(&x->oracle.bound, (dkv_tensor_id)id),
+                   dkv_outputAt(&y->oracle.bound, (dkv_tensor_id)id), (size_t)x->n[id] * sizeof(double)))
             return false;
     return true;
 }
@@ -187,8 +193,10 @@ static void test_nonfinite(void **state) {
         bool touched = t >= 20 && t < 50;
         for (int c = 0; c < 8; c++) {
             const double a = x.oracle.bound.o[t * 8 + c], b = y.oracle.bound.o[t * 8 + c];
-            if (touched) assert_true(isnan(b));
-            else assert_true(a == b && isfinite(a));
+            if (touched)
+                assert_true(isnan(b));
+            else
+                assert_true(a == b && isfinite(a));
             assert_true(isnan(y.oracle.bound.dk[t * 8 + c]) == (t < 50));
             assert_true(isnan(y.oracle.bound.dq[t * 8 + c]) == touched);
         }
@@ -252,7 +260,8 @@ static void test_arithmetic(void **state) {
         run_bound(&c);
         for (int id = 0; id < DKV_N_OUTPUTS; id++) now[id] = sum_bound(&c, (dkv_tensor_id)id);
         if (i == 0) memcpy(before, now, sizeof before);
-        assert_true(now[DKV_O] >= before[DKV_O] && now[DKV_DQ] >= before[DKV_DQ] && now[DKV_DV] >= before[DKV_DV]);
+        assert_true(now[DKV_O] >= before[DKV_O] && now[DKV_DQ] >= before[DKV_DQ] &&
+                    now[DKV_DV] >= before[DKV_DV]);
     }
     assert_int_equal(i, 6);
     dkv_describeArithmetic(&c.a, words, 10); /* cut, not overrun */
