@@ -56,8 +56,19 @@ $(B)/test/%: $(B)/obj/%.o $(B)/libdualkv.a
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) $^ -lcmocka $(LDLIBS) -o $@
 
-test-one: $(B)/test/$(T) ## one test: make test-one T=ref/test_problem
-	DUALKV_DATA=data $(B)/test/$(T)
+# Shared objects of the public ABI, for the tests: one that works, and those that must be refused.
+HOSTILE     := none abi size forward open list empty null crash name
+TESTKERNELS := $(B)/testkernels/plain.so $(HOSTILE:%=$(B)/testkernels/hostile_%.so)
+SOFLAGS     := -std=c11 -O2 -fPIC -shared $(WARN) -I ref
+$(B)/testkernels/plain.so: verify/testkernels/plain.c ref/dualkv_kernel.h
+	@mkdir -p $(@D)
+	$(CC) $(SOFLAGS) $< -lm -o $@
+$(B)/testkernels/hostile_%.so: verify/testkernels/hostile.c ref/dualkv_kernel.h
+	@mkdir -p $(@D)
+	$(CC) $(SOFLAGS) -DHOW=$* $< -o $@
+
+test-one: $(B)/test/$(T) $(TESTKERNELS) ## one test: make test-one T=ref/test_problem
+	DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/$(T)
 
 # Installs what is missing, once, where it may.
 DEPS := libopenblas-dev libcmocka-dev librandom123-dev libcjson-dev python3-numpy gnuplot-nox

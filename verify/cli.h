@@ -6,7 +6,7 @@
 
 #include "kernel.h"
 
-#define DKV_KERNELS_MAX 16
+#define DKV_KERNELS_MAX 16 /* kernels of one run */
 
 /* Which commands take an option. */
 enum {

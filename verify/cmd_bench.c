@@ -217,8 +217,8 @@ int dkv_cmdBench(const dkv_cli *cli) {
     for (long i = 0; items && i < sel.n; i++) items[i].line = sel.lines[i];
     dkv_session session = {.items = items, .n_items = items ? sel.n : 0, .data_dir = dkv_dataDir()};
     if (!rc) rc = dkv_checkRecordPath(cli->json, &err);
-    if (!rc) rc = dkv_precheckItems(&session, &err);
-    if (!rc) rc = dkv_probeKernels(cli->kernels, cli->n_kernels, cli->timeout, &err);
+    if (!rc) rc = dkv_probeKernels(cli->kernels, cli->n_kernels, cli->timeout, NULL, &err);
+    if (!rc) rc = dkv_precheckItems(&session, NULL, &err);
     for (long i = 0; i < sel.n && !rc; i++)
         for (int k = 0; k < cli->n_kernels && !rc; k++) {
             rc = benchLine(cli, sel.lines[i], k, &file, &err);

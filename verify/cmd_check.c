@@ -194,9 +194,11 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
         free(items);
         return dkv_complain(&err);
     }
-    if (dkv_checkRecordPath(cli->json, &err) || dkv_precheckItems(&session, &err) ||
-        dkv_probeKernels(with.kernels, with.n_kernels, cli->timeout, &err) ||
-        (cli->has_peer && dkv_probeKernels(&cli->peer, 1, cli->timeout, &err))) {
+    bool replicated[DKV_KERNELS_MAX];
+    if (dkv_checkRecordPath(cli->json, &err) ||
+        dkv_probeKernels(with.kernels, with.n_kernels, cli->timeout, replicated, &err) ||
+        (cli->has_peer && dkv_probeKernels(&cli->peer, 1, cli->timeout, NULL, &err)) ||
+        dkv_precheckItems(&session, replicated, &err)) {
         free(items);
         return dkv_complain(&err);
     }
@@ -206,13 +208,9 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
     code = dkv_runExit(session.counts);
     if (dkv_closeRecords(&s.file, &err) && !s.trouble.code) s.trouble = err;
     if (s.trouble.code) code = dkv_complain(&s.trouble);
-    else if (session.stopped) {
+    if (session.stopped) { /* threads in an oracle may still run: leave without unwinding */
         fflush(NULL);
-        _exit(130); /* threads in an oracle may still run */
-    }
-    if (s.trouble.code && session.stopped) {
-        fflush(NULL);
-        _exit(code);
+        _exit(s.trouble.code ? code : 130);
     }
     if (cli->bisect) code = dkv_bisectExit(code, session.counts);
     dkv_freeReport(&s.report);

@@ -14,7 +14,7 @@
 #include "version.h"
 
 /* One line, fit to run? */
-static int precheckLine(const dkv_session *s, const char *line, double available, dkv_err *err) {
+static int precheckLine(const dkv_session *s, const char *line, bool replicated, double available, dkv_err *err) {
     const double gib = 1024.0 * 1024 * 1024;
     dkv_problem p = {0};
     dkv_err why = {0};
@@ -24,9 +24,10 @@ static int precheckLine(const dkv_session *s, const char *line, double available
         rc = dkv_fail(err, DKV_EUSER, "mask=%s is not admissible: %s", dkv_maskName(p.mask), why.text);
         goto done;
     }
-    double need = dkv_estimateCase(&p, false);
+    double need = dkv_estimateCase(&p, replicated);
     if (need > available) {
-        rc = dkv_fail(err, DKV_EUSER, "'%.200s' needs about %.3g GiB, %.3g GiB are free", line, need / gib, available / gib);
+        rc = dkv_fail(err, DKV_EUSER, "'%.200s' needs about %.1f GiB, %.1f GiB are free", line, need / gib,
+                      available / gib);
         goto done;
     }
     if (strncmp(p.fill, "recorded:", 9) == 0) { /* does the recording exist, and fit the shape? */
@@ -43,17 +44,17 @@ done:
     return rc;
 }
 
-int dkv_precheckItems(const dkv_session *s, dkv_err *err) {
+int dkv_precheckItems(const dkv_session *s, const bool *replicated, dkv_err *err) {
     double available = dkv_availableMemory();
     for (long i = 0; i < s->n_items; i++) {
-        if (i && strcmp(s->items[i].line, s->items[i - 1].line) == 0) continue; /* the same line, another kernel */
-        int rc = precheckLine(s, s->items[i].line, available, err);
+        const dkv_item *item = &s->items[i];
+        int rc = precheckLine(s, item->line, replicated && replicated[item->kernel], available, err);
         if (rc) return rc;
     }
     return 0;
 }
 
-int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, dkv_err *err) {
+int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool *replicated, dkv_err *err) {
     for (int i = 0; i < n; i++) {
         dkv_worker w;
         dkv_initWorker(&w, &kernels[i], timeout);
@@ -61,6 +62,10 @@ int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, dkv_
         char why[sizeof w.why];
         strcpy(why, w.why);
         dkv_stopWorker(&w);
+        if (replicated) replicated[i] = w.replicated != 0;
+        if (o == DKV_W_OK && w.memory == DUALKV_CUDA)
+            return dkv_fail(err, DKV_EHARNESS, "kernel '%.100s' needs a CUDA device, and this build has none",
+                            kernels[i].text);
         if (o == DKV_W_OK) continue;
         if (o == DKV_W_ERROR) return dkv_fail(err, DKV_EUSER, "%s", why);
         if (o == DKV_W_HARNESS || o == DKV_W_STOPPED) return dkv_fail(err, DKV_EHARNESS, "%s", why);

@@ -31,11 +31,12 @@ typedef struct dkv_session {
     bool stopped;          /* out: ended by a signal */
 } dkv_session;
 
-/* Opens each kernel once in a worker. DKV_EUSER where one cannot be opened. */
-int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, dkv_err *err);
+/* Opens each kernel once in a worker; replicated[n] (or NULL): which of them want the replicated layout. DKV_EUSER where
+ * one cannot be opened, DKV_EHARNESS where its device is missing. */
+int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool *replicated, dkv_err *err);
 /* Parses every line, and refuses before anything runs: inadmissible masks, unknown fills, missing recordings, sizes
  * beyond memory. */
-int dkv_precheckItems(const dkv_session *s, dkv_err *err);
+int dkv_precheckItems(const dkv_session *s, const bool *replicated, dkv_err *err);
 /* Level of one test: the budget over all the tests that this run may make. */
 double dkv_testLevel(const dkv_session *s);
 void dkv_runSession(dkv_session *s);

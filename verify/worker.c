@@ -249,6 +249,8 @@ dkv_outcome dkv_startWorker(dkv_worker *w) {
         q->op = DKV_OP_OPEN;
         q->spec = w->spec;
         o = ask(w, q, -1, "while it was loaded", r);
+        w->memory = r->description.memory;
+        w->replicated = r->description.replicated;
     }
     free(q);
     free(r);

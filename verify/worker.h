@@ -43,6 +43,7 @@ typedef struct dkv_worker {
     double timeout; /* seconds for one answer */
     dkv_kernel_spec spec;
     int64_t starts;                  /* processes started so far */
+    int32_t memory, replicated;      /* of the kernel; known once it is started */
     char tail[DKV_WORKER_TAIL + 1];  /* of what the kernel printed */
     size_t tail_n;
     char why[512];                   /* of the last outcome that is not OK */

@@ -50,9 +50,13 @@ no_layout:
 static dkv_outcome openSpec(state *s, const dkv_request *q, dkv_reply *r) {
     dkv_err err;
     if (s->kernel.self) return DKV_W_HARNESS;
-    if (dkv_openKernel(&q->spec, &s->kernel, &err) == 0) return DKV_W_OK;
-    snprintf(r->text, sizeof r->text, "%s", err.text);
-    return DKV_W_ERROR;
+    if (dkv_openKernel(&q->spec, &s->kernel, &err)) {
+        snprintf(r->text, sizeof r->text, "%s", err.text);
+        return DKV_W_ERROR;
+    }
+    r->description.memory = s->kernel.table.memory;
+    r->description.replicated = s->kernel.table.replicated;
+    return DKV_W_OK;
 }
 
 static dkv_outcome describe(state *s, const dkv_request *q, dkv_reply *r) {

@@ -1,0 +1,147 @@
+/* One case: correct kernels pass, every breakage has its status, whatever the layout of tokens and of memory. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../data/fill.h"
+#include "../data/suite.h"
+#include "case.h"
+#include "kernel_broken.h"
+
+static dkv_result *result; /* of the last case */
+
+static dkv_status runLine(const char *spec, const char *line, double timeout) {
+    dkv_kernel_spec s;
+    dkv_worker w;
+    dkv_problem p;
+    dkv_err err = {0};
+    dkv_case_options options = {.data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .repeats = 1};
+    if (dkv_parseKernelSpec(spec, &s, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err))
+        fail_msg("%s: %s", line, err.text);
+    dkv_initWorker(&w, &s, timeout);
+    dkv_runCase(&p, &w, &options, result);
+    dkv_stopWorker(&w);
+    dkv_freeProblem(&p);
+    return result->status;
+}
+
+static void mustBe(dkv_status want, const char *spec, const char *line) {
+    dkv_status got = runLine(spec, line, want == DKV_ST_TIMEOUT ? 0.4 : 60);
+    if (got != want)
+        fail_msg("%s on '%s': %s instead of %s: %s", spec, line, dkv_statusRow(got)->name, dkv_statusRow(want)->name,
+                 result->why);
+}
+
+static void broken_kernels_have_their_status(void **state) {
+    (void)state;
+    const dkv_breakage *b;
+    for (int i = 0; (b = dkv_listBreakage(i)); i++) {
+        char spec[64];
+        snprintf(spec, sizeof spec, "broken+how=%s", b->how);
+        mustBe(b->expected, spec, b->line);
+        assert_true((result->why[0] != 0) == (b->expected != DKV_ST_PASSED));
+    }
+}
+
+static const char *const lines[] = {
+    "shape=33+2x9 heads=4:2 dim=16 layout=fused",
+    "shape=33k+9@20,5 heads=2:1 dim=8:24 dtype=fp16 layout=padded dlse=on",
+    "shape=20+2x(5+2x3)/1+4 dim=40 layout=padded sinklogit=0.5 dlse=on",
+    "shape=70+65,1 heads=7:1 dim=9 dtype=fp32 layout=strided softcap=8 alibi=on",
+    "shape=0+2x17 heads=2:2 dim=1 mask=window:6:2",
+    "shape=40+2x21 dim=8 mask=prefix layout=strided run=twice",
+    "shape=40+2x21 dim=8 mask=full grad=off",
+    "shape=40+2x21 dim=8 mask=block:8:0.5:3 run=aba layout=padded",
+    "shape=64 dim=32 mask=chunk:10",
+};
+
+static void correct_kernels_pass(void **state) {
+    (void)state;
+    static const char *const kernels[] = {"ref", "ref-replicated", "emu", "emu-replicated", "emu+bm=16+bn=16"};
+    for (size_t k = 0; k < sizeof kernels / sizeof kernels[0]; k++)
+        for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+            mustBe(DKV_ST_PASSED, kernels[k], lines[i]);
+            assert_true(result->judged && result->tensor[DKV_O].present);
+            assert_true(result->tensor[DKV_O].all.max_ratio < 1);
+        }
+}
+
+static void strangers_are_judged_by_a_named_profile(void **state) {
+    (void)state;
+    char spec[600];
+    const char *dir = getenv("DUALKV_BUILD");
+    snprintf(spec, sizeof spec, "%s/testkernels/plain.so:plain", dir ? dir : "build");
+    mustBe(DKV_ST_PASSED, spec, "shape=20+3x7/0+5 heads=4:2 dim=16 dtype=fp32 mask=window:5:1 layout=strided dlse=on");
+    assert_string_equal(result->profile, "fp32");
+    mustBe(DKV_ST_PASSED, spec, "shape=20+3x7/0+5 heads=4:2 dim=16");
+    assert_true(result->profile[0] != 0);
+    mustBe(DKV_ST_UNSUPPORTED, spec, "shape=3 softcap=2");
+    assert_string_equal(result->why, "no score modifiers");
+    snprintf(spec, sizeof spec, "%s/testkernels/plain.so:forward-only", dir ? dir : "build");
+    mustBe(DKV_ST_UNSUPPORTED, spec, "shape=3");
+    mustBe(DKV_ST_PASSED, spec, "shape=3+2 grad=off");
+}
+
+static void planted_faults_are_found(void **state) {
+    (void)state;
+    mustBe(DKV_ST_PASSED, "emu", "shape=200+3x77 heads=4:2 dim=32");
+    assert_true(dkv_statusRow(runLine("emu+fault=D3", "shape=200+3x77 heads=4:2 dim=32", 60))->defect);
+    assert_true(dkv_statusRow(runLine("emu+fault=F1", "shape=200+3x77 heads=4:2 dim=32", 60))->defect);
+}
+
+static void memory_is_counted_before_it_is_taken(void **state) {
+    (void)state;
+    dkv_problem p;
+    dkv_err err;
+    assert_true(dkv_availableMemory() > 1e6);
+    assert_int_equal(dkv_parseProblem("shape=1024+8x1024 heads=8:2 dim=128", NULL, &p, &err), 0);
+    double packed = dkv_estimateCase(&p, false), replicated = dkv_estimateCase(&p, true);
+    double tensors = 9216.0 * (8 + 2) * 256; /* elements of inputs or of outputs */
+    assert_true(packed > tensors * (2 + 8 * 4) && packed < tensors * 200);
+    assert_true(replicated > packed);
+    dkv_freeProblem(&p);
+    assert_int_equal(dkv_parseProblem("shape=100000000000+8x1024 dim=128", NULL, &p, &err), 0);
+    assert_true(dkv_estimateCase(&p, false) > dkv_availableMemory());
+    dkv_freeProblem(&p);
+}
+
+static void exits_follow_the_statuses(void **state) {
+    (void)state;
+    static const struct {
+        dkv_status a, b;
+        int exit, bisect;
+    } rows[] = {{DKV_ST_PASSED, DKV_ST_PASSED, 0, 0},         {DKV_ST_PASSED, DKV_ST_FAILED, 1, 1},
+                {DKV_ST_HARNESS_ERROR, DKV_ST_LEAKED, 1, 1},  {DKV_ST_HARNESS_ERROR, DKV_ST_PASSED, 3, 125},
+                {DKV_ST_INCONCLUSIVE, DKV_ST_PASSED, 4, 125}, {DKV_ST_UNSUPPORTED, DKV_ST_PASSED, 0, 125},
+                {DKV_ST_UNSUPPORTED, DKV_ST_UNSUPPORTED, 3, 125}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        long counts[DKV_ST_N] = {0};
+        counts[rows[i].a]++;
+        counts[rows[i].b]++;
+        assert_int_equal(dkv_runExit(counts), rows[i].exit);
+        assert_int_equal(dkv_bisectExit(rows[i].exit, counts), rows[i].bisect);
+    }
+    assert_int_equal(dkv_runExit((long[DKV_ST_N]){0}), 3);
+    assert_int_equal(dkv_bisectExit(2, NULL), 128);
+    for (int s = 0; s < DKV_ST_N; s++) assert_int_equal(dkv_findStatus(dkv_statusRow((dkv_status)s)->name), s);
+    assert_int_equal(dkv_findStatus("FINE"), DKV_ST_N);
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
+    result = calloc(1, sizeof *result);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(broken_kernels_have_their_status), cmocka_unit_test(correct_kernels_pass),
+        cmocka_unit_test(strangers_are_judged_by_a_named_profile), cmocka_unit_test(planted_faults_are_found),
+        cmocka_unit_test(memory_is_counted_before_it_is_taken), cmocka_unit_test(exits_follow_the_statuses),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(result);
+    return failed;
+}
