@@ -140,7 +140,7 @@ static void spoil(broken *b, const dualkv_launch *l, size_t elt, int backward) {
     if (is(b, "after") && !backward) memset(elementAt(&l->o, elt, p->tq - 1, p->hq - 1, p->dv), 0, elt);
     if (is(b, "before") && !backward) memset((char *)l->lse.data - 4, 0, 4);
     if (is(b, "slack") && !backward) memset(elementAt(&l->o, elt, 0, p->hq - 1, p->dv), 0, elt);
-    if (is(b, "flaky") && backward) *elementAt(&l->dv, elt, 0, 0, 0) ^= (char)(b->calls & 1);
+    if (is(b, "flaky") && backward) *elementAt(&l->dv, elt, 0, 0, 0) ^= (char)(~b->calls & 1);
     if (is(b, "tail") && backward) /* poison again: copied from the guard before Q */
         for (int64_t h = 0; h < p->hq; h++)
             for (int64_t c = 0; c < p->dqk; c++)
