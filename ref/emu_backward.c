@@ -54,7 +54,11 @@ static float computeDelta(const backward *b, int64_t row, int h) {
         sum += d_o[c] * o[c];
         if (fault == F_E4) dkv_emuRound(&sum, 1, DUALKV_BF16);
     }
-    if (p->dlse && fault != F_G1) sum -= *dkv_emuAt(b->l->d_lse, row, h);
+    if (p->dlse && fault != F_G1) {
+        const float *at = dkv_emuAt(b->l->d_lse, row, h);
+        float d_lse = fault == F_Y32 ? ((float *)b->l->d_lse.data)[row * p->hq + h] : *at;
+        sum -= fault == F_Y17 ? -d_lse : d_lse;
+    }
     return fault == F_X12 ? 0.0f : sum;
 }
 
@@ -78,13 +82,14 @@ static void gradientRow(backward *b, const dkv_emuTile *t, int i) {
     float *x = b->s + (int64_t)i * b->ldk, *ds = b->ds + (int64_t)i * b->ldk;
     int64_t row = t->s->q_start + t->r0 + i;
     int past = t->r0 + i >= t->s->q_len; /* fault B5: such a row reads what was never written */
-    float delta = b->delta[past ? p->hq * p->tq : t->h * p->tq + row];
-    float lse = past ? delta : *dkv_emuAt(b->l->lse, row, t->h);
+    float delta = b->delta[past ? p->hq * p->tq : (fault == F_Y9 && t->h ? t->h - 1 : t->h) * p->tq + row];
+    float lse = past ? delta : *dkv_emuAt(b->l->lse, row - (fault == F_Y19 && i == 0 && t->r0 > 0), t->h);
     for (int c = t->nv; c < n; c++) x[c] = 0.0f;
     dkv_emuExp(x, b->e->bn, lse == -INFINITY && fault != F_C1 ? 0.0f : lse);
     if (fault == F_E5) dkv_faultFlush(x, n);
     if (fault == F_X13) dkv_emuRound(x, n, DUALKV_FP16);
     if (fault == F_X9) dkv_emuRound(x, n, p->dtype);
+    if (fault == F_Y22) dkv_emuRound(ds, n, dkv_fault16(p));
     for (int c = 0; c < n; c++) ds[c] = x[c] * (ds[c] - delta);
     if (p->softcap > 0.0f && fault != F_G3) {
         const float *th = b->cap + (int64_t)i * b->ldk;
@@ -113,8 +118,11 @@ static void backwardTile(backward *b, const dkv_emuTile *t) {
     for (int i = 0; i < m; i++) gradientRow(b, t, i);
     /* Columns past the range are left out of all three products: a limited context may end in the middle of a
      * tile. */
-    dkv_emuMultiply(&(dkv_emuProduct){tc, t->nv, p->dv, m, b->s, 1, ldk, b->d_o, b->ldv, b->sum_v, b->ldv});
+    const int rows_v = fault == F_Y4 && t->m < b->e->bm ? 0 : m;
+    dkv_emuMultiply(
+        &(dkv_emuProduct){tc, t->nv, p->dv, rows_v, b->s, 1, ldk, b->d_o, b->ldv, b->sum_v, b->ldv});
     dkv_emuMultiply(&(dkv_emuProduct){tc, t->nv, p->dqk, m, b->ds, 1, ldk, b->q, b->ldq, b->sum_k, b->ldq});
+    if (fault == F_Y23 && ++b->e->tiles % 53 == 0) return;
     dkv_emuMultiply(
         &(dkv_emuProduct){tc, t->m, p->dqk, n, b->ds, ldk, 1, b->k, b->ldq, sum_q, (int64_t)p->hq * b->ldq});
     for (int i = 0; i < t->m && fault == F_X15; i++)
@@ -154,10 +162,20 @@ static void scaleSums(backward *b, float x, int32_t format) {
     dkv_emuRound(b->sum_v, (int64_t)b->e->bn * b->ldv, format);
 }
 
-/* Faults of the sum over a prompt's descendants and query heads, before segment i is added: 0 skips it. */
-static int beforeSegment(backward *b, const dualkv_segment *s, int i) {
+/* Which child of s, counted from 1, segment i descends from. */
+static int childNumber(const dualkv_problem *p, const dualkv_segment *s, int i) {
+    int n = 0;
+    for (; &p->segments[i] != s; i--) n += p->segments[i].depth == s->depth + 1;
+    return n;
+}
+
+/* Faults of the sum over a segment's descendants and query heads, before segment i is added for the j-th
+ * head: 0 skips it. */
+static int beforeSegment(backward *b, const dualkv_segment *s, int i, int j) {
     const int fault = b->e->fault, self = &b->p->segments[i] == s;
-    if (s->depth > 0) return 1;
+    if (s->depth > 0) return !(fault == F_Y2 && j > 0);
+    if (fault == F_Y10 && b->p->segments[i].depth > 1) return 0;
+    if (fault == F_Y15 && childNumber(b->p, s, i) > 8) return 0;
     if ((fault == F_F1 && self) || (fault == F_H5 && !self)) scaleSums(b, 0.0f, DUALKV_EXACT);
     return !(fault == F_X14 && !self && (i + 1 == b->p->n_segments || b->p->segments[i + 1].depth == 0));
 }
@@ -177,6 +195,7 @@ static void storeKeys(backward *b, int segment, int kvh, int64_t c0, int n) {
     int64_t to = s->k_start + c0;
     if (fault == F_K3 && children > 1) scaleSums(b, 1.0f / (float)children, DUALKV_EXACT);
     if (fault == F_X33 && s->q_len == 0) scaleSums(b, 0.0f, DUALKV_EXACT);
+    if (fault == F_Y28 && s->k_len == 1) scaleSums(b, 0.0f, DUALKV_EXACT);
     if (fault == F_L10 && children > 1) scaleSums(b, (float)(children - 1) / (float)children, DUALKV_EXACT);
     if (fault == F_I1 && to + n == p->tk && n < b->e->bn) return;
     for (int i = 0; i < segment && fault == F_F3 && s->depth > 0; i++)
@@ -187,6 +206,7 @@ static void storeKeys(backward *b, int segment, int kvh, int64_t c0, int n) {
         if (fault == F_X11) dkv_faultCut(p, dk, p->dqk), dkv_faultCut(p, dv, p->dv);
         dkv_emuStore(p, b->l->dk, kvh, to + j, p->dqk, dk);
         dkv_emuStore(p, b->l->dv, kvh, to + j, p->dv, dv);
+        if (fault == F_Y20 && to + j == p->tk - 1) dkv_emuStore(p, b->l->dv, kvh, p->tk, p->dv, dv);
     }
 }
 
@@ -204,7 +224,7 @@ static void ownKeyTile(backward *b, int segment, int kvh, int64_t c0) {
         const int h = b->e->fault == F_X32 ? j * p->hkv + kvh : kvh * g + j;
         for (int i = segment; i < p->n_segments && (i == segment || p->segments[i].depth > s->depth); i++) {
             const dualkv_range *seen = findRange(p, &p->segments[i], s);
-            if (!seen || !beforeSegment(b, s, i)) continue;
+            if (!seen || !beforeSegment(b, s, i, j)) continue;
             walkRows(b, &p->segments[i], seen, h, c0);
             if (b->e->fault == F_E1 && s->depth == 0 && i > segment) scaleSums(b, 1.0f, dkv_fault16(p));
         }
@@ -218,7 +238,7 @@ static void storeQueries(backward *b) {
     for (int64_t row = 0; row < (b->e->fault == F_I1 ? n - tail : n); row++)
         for (int h = 0; h < p->hq; h++) {
             float *dq = b->sum_q + (row * p->hq + h) * b->ldq;
-            for (int c = 0; c < p->dqk; c++) dq[c] *= p->scale;
+            for (int c = 0; c < p->dqk && !(b->e->fault == F_Y7 && h == p->hq - 1); c++) dq[c] *= p->scale;
             if (b->e->fault == F_X11) dkv_faultCut(p, dq, p->dqk);
             dkv_emuStore(p, b->l->dq, h, row, p->dqk, dq);
         }
@@ -226,9 +246,11 @@ static void storeQueries(backward *b) {
 
 /* dSink = sum over rows of p_sink (0 - delta): the sink's value is 0. */
 static void storeSink(backward *b) {
-    for (int h = 0; h < b->p->hq; h++) {
+    const int fault = b->e->fault, heads = fault == F_Y33 ? b->p->hkv : b->p->hq;
+    const int64_t end = fault == F_Y3 ? dkv_walkMin(b->e->bm, b->p->tq) : b->p->tq;
+    for (int h = 0; h < heads; h++) {
         float sum = 0.0f;
-        for (int64_t row = b->e->fault == F_X19 ? b->p->segments[0].q_len : 0; row < b->p->tq; row++) {
+        for (int64_t row = fault == F_X19 ? b->p->segments[0].q_len : 0; row < end; row++) {
             float p = b->l->sink[h], lse = *dkv_emuAt(b->l->lse, row, h);
             dkv_emuExp(&p, 1, lse == -INFINITY ? 0.0f : lse);
             sum -= p * b->delta[h * b->p->tq + row];

@@ -89,6 +89,20 @@ void dkv_emuLook(const dkv_emu *e, int backward, const dualkv_problem *p, const 
         break;
     case F_X28: v->p.window_sinks -= p->window_sinks > 0; break;
     case F_X29: ignoreLimit(p, &v->g); break;
+    case F_Y1: v->p.window -= backward; break;
+    case F_Y11:
+        if (backward) ignoreLimit(p, &v->g);
+        break;
+    case F_Y24:
+        if (backward && p->mask == DUALKV_BLOCK) v->s.context++, v->g.pos++;
+        break;
+    case F_Y25:
+        if (backward && p->mask == DUALKV_PREFIX) v->p.mask = DUALKV_CAUSAL;
+        break;
+    case F_Y26:
+        if (v->own && s->depth > 0 && p->mask == DUALKV_FULL) v->p.mask = DUALKV_CAUSAL;
+        break;
+    case F_Y27: v->p.alibi &= !backward; break;
     case F_X31:
         if (g - p->ranges < s->range_begin + s->range_count - 2) v->g.len = 0;
         break;
@@ -105,6 +119,23 @@ void dkv_faultCut(const dualkv_problem *p, float *x, int n) {
         if (isfinite(x[i])) u &= ~drop;
         memcpy(&x[i], &u, sizeof u);
     }
+}
+
+void dkv_faultTf32(float *x, int n) {
+    for (int i = 0; i < n; i++) {
+        uint32_t u;
+        memcpy(&u, &x[i], sizeof u);
+        if (isfinite(x[i])) u = (u + 0x0fffu + (u >> 13 & 1u)) & ~0x1fffu;
+        memcpy(&x[i], &u, sizeof u);
+    }
+}
+
+dualkv_tensor dkv_faultStrides(dualkv_tensor t, dualkv_tensor other, int64_t rows, int heads) {
+    const int64_t last = (rows - 1) * t.row + (heads - 1) * t.head;
+    const int fits = (rows - 1) * other.row + (heads - 1) * other.head <= last;
+    t.row = fits ? other.row : 0;
+    t.head = fits ? other.head : 0;
+    return t;
 }
 
 void dkv_faultFlush(float *x, int n) {

@@ -85,7 +85,41 @@
     F(X30, "own", 0, "LSE is stored [Tq, Hq]")                                                               \
     F(X31, "own", 0, "keys of ancestors above the parent are not seen")                                      \
     F(X32, "own", 0, "backward: query head h reads KV head h mod Hkv")                                       \
-    F(X33, "own", 0, "a key-only prompt gets no gradient")
+    F(X33, "own", 0, "a key-only prompt gets no gradient")                                                   \
+    F(Y1, "own", 0, "backward: the window is one key narrower")                                              \
+    F(Y2, "own", 0, "own dK and dV of responses keep only the first query head of the group")                \
+    F(Y3, "own", 0, "dSink sums the first query tile only")                                                  \
+    F(Y4, "own", 0, "dV misses the rows of a last, partial query tile")                                      \
+    F(Y5, "own", 0, "P is cut to 16 bit, not rounded")                                                       \
+    F(Y6, "own", 0, "the row sum misses the last column of a whole key tile")                                \
+    F(Y7, "own", 0, "dQ of the last head is not scaled")                                                     \
+    F(Y8, "own", 0, "an odd head dim: the last dim is left out of q.k")                                      \
+    F(Y9, "own", 0, "delta is read one head too early")                                                      \
+    F(Y10, "own", 0, "dK and dV of a prompt miss descendants below its children")                            \
+    F(Y11, "own", 0, "a context limit is ignored in backward")                                               \
+    F(Y12, "own", 0, "1/l is rounded to fp16")                                                               \
+    F(Y13, "own", 0, "softcap's tanh in half precision")                                                     \
+    F(Y14, "own", 0, "the running maximum starts at 0")                                                      \
+    F(Y15, "own", 0, "dK and dV of a prompt miss children beyond the eighth")                                \
+    F(Y16, "own", 0, "a query tile's offset into Q is kept in 16 bits")                                      \
+    F(Y17, "own", 0, "the gradient through LSE has the wrong sign")                                          \
+    F(Y18, "own", 0, "forward: the sink logit is scaled")                                                    \
+    F(Y19, "own", 0, "backward: the first row of a later query tile reads the LSE of the row before")        \
+    F(Y20, "own", 0, "the last key tile stores one row of dV too many")                                      \
+    F(Y21, "own", 0, "forward: scores are rounded to 16 bit")                                                \
+    F(Y22, "own", 0, "dP is rounded to 16 bit before delta is subtracted")                                   \
+    F(Y23, "own", 0, "a tile's part of dQ is lost now and then")                                             \
+    F(Y24, "own", 0, "block mask: backward counts blocks from position 1")                                   \
+    F(Y25, "own", 0, "prefix mask: backward takes the prompt for causal")                                    \
+    F(Y26, "own", 0, "full mask: responses are causal within")                                               \
+    F(Y27, "own", 0, "ALiBi is left out in backward")                                                        \
+    F(Y28, "own", 0, "segments of one token get no dK and dV")                                               \
+    F(Y29, "own", 0, "scores are clamped at 80")                                                             \
+    F(Y30, "own", 0, "NaN in O is replaced by 0")                                                            \
+    F(Y31, "own", 0, "forward reads K with the strides of V")                                                \
+    F(Y32, "own", 0, "dLSE is read as [Tq, Hq]")                                                             \
+    F(Y33, "own", 0, "dSink is written for the first Hkv heads only")                                        \
+    F(Y34, "own", 0, "forward: fp32 Q is rounded to TF32")
 
 typedef enum dkv_faultId {
     F_NONE,
@@ -108,6 +142,9 @@ void dkv_emuLook(const dkv_emu *e, int backward, const dualkv_problem *p, const 
 
 void dkv_faultCut(const dualkv_problem *p, float *x, int n); /* to 16 bit, toward zero */
 void dkv_faultFlush(float *x, int n);                        /* subnormals to zero, x >= 0 */
+void dkv_faultTf32(float *x, int n);
+/* t with the strides of another tensor; all of its rows the first where those would leave its own rows. */
+dualkv_tensor dkv_faultStrides(dualkv_tensor t, dualkv_tensor other, int64_t rows, int heads);
 
 /* 16-bit format that a fault rounds to where the kernel would not. */
 static inline int32_t dkv_fault16(const dualkv_problem *p) {

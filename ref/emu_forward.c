@@ -42,13 +42,15 @@ static void softmaxRow(forward *f, const dkv_emuTile *t, int i) {
     if (fault == F_X13) dkv_emuRound(x, f->e->bn, DUALKV_FP16);
     if (fault == F_X8) dkv_emuRound(x, f->e->bn, f->p->dtype);
     float sum = 0.0f;
-    for (int c = 0; c < (fault == F_X5 ? f->e->bn : t->nv); c++) sum += x[c];
+    const int summed = fault == F_X5 ? f->e->bn : fault == F_Y6 && t->nv == f->e->bn ? t->nv - 1 : t->nv;
+    for (int c = 0; c < summed; c++) sum += x[c];
     if (fault == F_D5 && t->later) st->before = st->max + dkv_emuLog(st->sum);
     if (fault == F_E2 && t->later) dkv_emuRound(o, f->p->dv, dkv_fault16(f->p));
     st->sum = st->sum * corr + sum;
     st->max = max;
     if (fault == F_X22 && grown < 1.0f) corr = 1.0f;
     for (int c = 0; c < f->p->dv; c++) o[c] *= corr;
+    if (fault == F_Y5) dkv_faultCut(f->p, x, t->nv);
     dkv_emuRound(x, t->nv, f->p->dtype);
 }
 
@@ -56,15 +58,21 @@ static void forwardTile(forward *f, const dkv_emuTile *t) {
     const dualkv_problem *p = f->p;
     const int fault = f->e->fault, kvh = fault == F_X7 ? t->h % p->hkv : t->h / (p->hq / p->hkv),
               bn = f->e->bn;
-    const int dqk = fault == F_B8 && p->dqk > 64 ? p->dqk / 64 * 64 : p->dqk;
+    const int dqk = fault == F_B8 && p->dqk > 64   ? p->dqk / 64 * 64
+                    : fault == F_Y8 && p->dqk > 1 ? p->dqk / 2 * 2
+                                                   : p->dqk;
+    const dualkv_tensor k = fault == F_Y31 ? dkv_faultStrides(f->l->k, f->l->v, p->tk, p->hkv) : f->l->k;
     int64_t first = t->g->k_start + t->c0;
     /* K past the range: the neighbour's rows, scored and masked. V past the range: zeros (0 * NaN is NaN). */
-    dkv_emuLoad(p, f->l->k, kvh, first, bn, p->tk, p->dqk, f->kt, f->ldk, 1);
+    dkv_emuLoad(p, k, kvh, first, bn, p->tk, p->dqk, f->kt, f->ldk, 1);
     dkv_emuLoad(p, f->l->v, kvh, first, bn, fault == F_B3 ? p->tk : first + t->nv, p->dv, f->v, f->ldv, 0);
     memset(f->s, 0, (size_t)t->m * f->ldk * sizeof *f->s);
     dkv_emuMultiply(&(dkv_emuProduct){f->e->tc, t->m, bn, dqk, f->q, f->ldq, 1, f->kt, f->ldk, f->s, f->ldk});
     if (fault == F_D7 && !t->own) dkv_emuRound(f->s, (int64_t)t->m * f->ldk, DUALKV_FP16);
     dkv_emuScores(f->e, t, f->s, NULL, f->ldk);
+    if (fault == F_Y21) dkv_emuRound(f->s, (int64_t)t->m * f->ldk, dkv_fault16(p));
+    for (int64_t i = 0; i < (int64_t)t->m * f->ldk && fault == F_Y29; i++)
+        if (f->s[i] > 80.0f) f->s[i] = 80.0f;
     for (int i = 0; i < t->m; i++) softmaxRow(f, t, i);
     dkv_emuMultiply(
         &(dkv_emuProduct){f->e->tc, t->m, p->dv, bn, f->s, f->ldk, 1, f->v, f->ldv, f->o, f->ldv});
@@ -119,7 +127,8 @@ static void finishRow(forward *f, const dualkv_segment *s, int i, int64_t row, i
     const int fault = f->e->fault;
     float *o = f->o + (int64_t)i * f->ldv, before = st.max + dkv_emuLog(st.sum), lse;
     if (f->p->sink) {
-        float sink = f->l->sink[h], max = sink > st.max ? sink : st.max, base = max == -INFINITY ? 0.0f : max;
+        float sink = fault == F_Y18 ? f->l->sink[h] * f->p->scale : f->l->sink[h];
+        float max = sink > st.max ? sink : st.max, base = max == -INFINITY ? 0.0f : max;
         float part[4] = {st.max, sink};
         dkv_emuExp(part, 4, base);
         st.sum =
@@ -127,8 +136,12 @@ static void finishRow(forward *f, const dualkv_segment *s, int i, int64_t row, i
         st.max = max;
         for (int c = 0; c < f->p->dv; c++) o[c] *= part[0];
     }
+    float inverse = 1.0f / st.sum;
+    dkv_emuRound(&inverse, 1, DUALKV_FP16);
     if (st.sum != 0.0f)
-        for (int c = 0; c < f->p->dv; c++) o[c] /= st.sum;
+        for (int c = 0; c < f->p->dv; c++) o[c] = fault == F_Y12 ? o[c] * inverse : o[c] / st.sum;
+    for (int c = 0; c < f->p->dv && fault == F_Y30; c++)
+        if (isnan(o[c])) o[c] = 0.0f;
     lse = st.sum == 0.0f ? -INFINITY : st.max + dkv_emuLog(st.sum);
     if (fault == F_C2 && st.sum == 0.0f) lse = -49994.0f;
     if (fault == F_D3 && s->range_count > 1) lse *= 1.44269504f;
@@ -143,10 +156,14 @@ static void forwardRows(forward *f, const dualkv_segment *s, int h, int64_t r0) 
     const dualkv_problem *p = f->p;
     int m = (int)dkv_walkMin(f->e->bm, s->q_len - r0);
     if (f->e->fault == F_X20 && m < f->e->bm) return;
-    dkv_emuLoad(p, f->l->q, h, s->q_start + r0, m, p->tq, p->dqk, f->q, f->ldq, 0);
+    dualkv_tensor q = f->l->q;
+    const int64_t high = ((s->q_start + r0) * q.row + h * q.head) / 65536 * 65536;
+    if (f->e->fault == F_Y16) q.data = (char *)q.data - high * (int64_t)dkv_emuSize(p->dtype);
+    dkv_emuLoad(p, q, h, s->q_start + r0, m, p->tq, p->dqk, f->q, f->ldq, 0);
+    if (f->e->fault == F_Y34 && p->dtype == DUALKV_FP32) dkv_faultTf32(f->q, m * f->ldq);
     memset(f->o, 0, (size_t)m * f->ldv * sizeof *f->o);
     for (int i = 0; i < m && !(f->e->fault == F_X21 && h % (p->hq / p->hkv)); i++)
-        f->state[i] = (row_state){-INFINITY, 0.0f, -INFINITY};
+        f->state[i] = (row_state){f->e->fault == F_Y14 ? 0.0f : -INFINITY, 0.0f, -INFINITY};
     for (int i = 0; i < s->range_count; i++) {
         int at = f->e->down ? s->range_count - 1 - i : i;
         walkRange(f, s, &p->ranges[s->range_begin + at], h, r0, m, i > 0);

@@ -15,6 +15,7 @@ typedef struct dkv_emu {
     int down;   /* order=down: last key tile first */
     int fault;  /* dkv_faultId */
     uint64_t launches;
+    uint64_t tiles; /* fault Y23: backward's, so far */
     dualkv_range *first_ranges; /* fault J1: the ranges of the first call, owned */
     int64_t n_first_ranges;
     char why[160]; /* of the last refusal */

@@ -53,6 +53,7 @@ void dkv_emuScores(const dkv_emu *e, const dkv_emuTile *t, float *s, float *cap,
         if (p->softcap > 0.0f) {
             for (int c = 0; c < e->bn; c++) x[c] /= p->softcap;
             dkv_emuTanh(x, e->bn);
+            if (e->fault == F_Y13) dkv_emuRound(x, e->bn, DUALKV_FP16);
             if (cap) memcpy(cap + (int64_t)i * ld, x, (size_t)e->bn * sizeof *x);
             for (int c = 0; c < e->bn; c++) x[c] *= p->softcap;
         }

@@ -398,6 +398,10 @@ static const char *const fault_lines[] = {
     "shape=20+2x9 heads=1:1 dim=72",
     "shape=3+130x1 heads=2:1 dim=2",
     "shape=33+2x9 heads=2:1 dim=16 mask=full alibi=on",
+    "shape=9+3x21,10x2 heads=2:1 dim=25 scale=40 sinklogit=1 dlse=on",
+    "shape=9+3x21 heads=2:1 dim=16 softcap=1 scale=3",
+    "shape=70+(20+5) heads=16:8 dim=64:40",
+    "shape=33+2x9 heads=2:1 dim=16 mask=block:8:0.5:1",
 };
 
 /* Runs one line in an instance with a fault and in a clean one; NaN in segment `poisoned` unless it is 0. */
@@ -434,7 +438,7 @@ static void test_faults(void **state) {
         dkv_emuKernel.close(faulty);
         assert_true(strlen(f->doc) > 10 && strlen(f->kind) > 1);
     }
-    assert_true(n >= 70);
+    assert_true(n >= 100);
 }
 
 /* The control: P loses less than 2^-126, which |dP - D| and |q| (inputs are below M), the scale, and the sum
