@@ -238,8 +238,7 @@ int dkv_cmdReplay(const dkv_cli *cli) {
     dkv_cli loud = *cli;
     loud.verbose = !cli->quiet;
     int code = rc ? dkv_complain(&err) : runSelection(&loud, &sel, true);
-    if (cli->bisect && (rc || code == DKV_EXIT_USER)) code = 128;
-    else if (cli->bisect && code == DKV_EXIT_NOTHING) code = 125;
+    if (cli->bisect) code = dkv_bisectExit(code, NULL); /* what ended before any case ran */
     dkv_freeSelection(&sel);
     return code;
 }

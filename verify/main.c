@@ -77,6 +77,8 @@ int main(int argc, char **argv) {
         }
     int code = dkv_parseCli(c->bit, argc - (argc > 1 ? 2 : 1), argv + (argc > 1 ? 2 : 1), &cli, &err);
     code = code ? dkv_complain(&err) : c->run(&cli);
+    for (int i = 2; i < argc && c->bit == DKV_CMD_REPLAY && code == DKV_EXIT_USER; i++)
+        if (strcmp(argv[i], "--bisect") == 0) code = dkv_bisectExit(code, NULL);
     dkv_freeCli(&cli);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "dualkv: cannot write to stdout\n");

@@ -64,7 +64,7 @@ static void drainOutput(dkv_worker *w) {
 void dkv_lastOutput(const dkv_worker *w, char *out, size_t n) {
     size_t end = w->tail_n, begin;
     while (end > 0 && (w->tail[end - 1] == '\n' || w->tail[end - 1] == ' ')) end--;
-    for (begin = end; begin > 0 && w->tail[begin - 1] != '\n'; begin--) {}
+    for (begin = end; begin > 0 && w->tail[begin - 1] != '\n'; begin--) continue;
     size_t len = end - begin < n - 1 ? end - begin : n - 1;
     memcpy(out, w->tail + begin, len);
     out[len] = 0;
@@ -85,7 +85,7 @@ void dkv_stopWorker(dkv_worker *w) {
     if (w->pid <= 0) return;
     kill(-w->pid, SIGKILL); /* its process group: whatever the kernel started, too */
     kill(w->pid, SIGKILL);
-    while (waitpid(w->pid, NULL, 0) < 0 && errno == EINTR) {}
+    while (waitpid(w->pid, NULL, 0) < 0 && errno == EINTR) continue;
     closeChannel(w);
 }
 
@@ -109,7 +109,7 @@ static void bury(dkv_worker *w, const char *during) {
     kill(-w->pid, SIGKILL);
     if (got != w->pid) {
         kill(w->pid, SIGKILL);
-        while (waitpid(w->pid, NULL, 0) < 0 && errno == EINTR) {}
+        while (waitpid(w->pid, NULL, 0) < 0 && errno == EINTR) continue;
     }
     closeChannel(w);
 }
@@ -182,7 +182,7 @@ static int sendRequest(const dkv_worker *w, const dkv_request *q, int arena_fd) 
         memcpy(CMSG_DATA(c), &arena_fd, sizeof(int));
     }
     ssize_t n;
-    while ((n = sendmsg(w->socket, &m, MSG_NOSIGNAL)) < 0 && errno == EINTR) {}
+    while ((n = sendmsg(w->socket, &m, MSG_NOSIGNAL)) < 0 && errno == EINTR) continue;
     return n == (ssize_t)sizeof *q ? 0 : -1;
 }
 
