@@ -11,9 +11,11 @@
 
 #include "report_md.h"
 
-#define RECORD(line, status, ratio, rms)                                                                           \
-    "{\"line\":\"" line "\",\"kernel\":\"emu\",\"status\":\"" status "\",\"why\":\"because\",\"seconds\":0.5,"     \
-    "\"device\":\"cpu\",\"commit\":\"abc\",\"generator\":\"1\",\"replay\":\"dualkv replay x\",\"tensors\":{\"O\":" \
+#define RECORD(line, status, ratio, rms)                                                                     \
+    "{\"line\":\"" line "\",\"kernel\":\"emu\",\"status\":\"" status                                         \
+    "\",\"why\":\"because\",\"seconds\":0.5,"                                                                \
+    "\"device\":\"cpu\",\"commit\":\"abc\",\"generator\":\"1\",\"replay\":\"dualkv replay "                  \
+    "x\",\"tensors\":{\"O\":"                                                                                \
     "{\"max_bound_ratio\":" ratio ",\"twin_rms\":" rms ",\"bad\":0,\"total\":9}}}"
 
 static void rows_hold_the_worst(void **state) {
@@ -80,7 +82,8 @@ static void the_page_names_what_did_not_pass(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_hold_the_worst), cmocka_unit_test(bad_records_are_refused),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_hold_the_worst),
+                                       cmocka_unit_test(bad_records_are_refused),
                                        cmocka_unit_test(the_page_names_what_did_not_pass)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

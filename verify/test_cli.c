@@ -29,10 +29,12 @@ static void readAll(const char *name, char *to, size_t room) {
     if (f) fclose(f);
 }
 
-/* Runs `dualkv WORDS`; fills output (stdout) and trouble (stderr); returns the exit code, 128 + signal where killed. */
+/* Runs `dualkv WORDS`; fills output (stdout) and trouble (stderr); returns the exit code, 128 + signal where
+ * killed. */
 static int run(const char *words) {
     char command[8192];
-    snprintf(command, sizeof command, "D=%s; B=%s; $B/dualkv %s >$D/out 2>$D/err </dev/null", dir, build(), words);
+    snprintf(command, sizeof command, "D=%s; B=%s; $B/dualkv %s >$D/out 2>$D/err </dev/null", dir, build(),
+             words);
     int status = system(command);
     readAll("out", output, sizeof output);
     readAll("err", trouble, sizeof trouble);
@@ -98,9 +100,11 @@ static void user_errors_are_one_line(void **state) {
         snprintf(words, sizeof words, "%s%s", rows[i].words, json ? " --json $D/r.jsonl" : "");
         mustExit(2, words);
         size_t n = strlen(trouble);
-        if (strncmp(trouble, "dualkv: ", 8) || n < 10 || strchr(trouble, '\n') != trouble + n - 1 || output[0])
+        if (strncmp(trouble, "dualkv: ", 8) || n < 10 || strchr(trouble, '\n') != trouble + n - 1 ||
+            output[0])
             fail_msg("dualkv %s: not one line on stderr alone:\n%s%s", words, trouble, output);
-        if (!strstr(trouble, rows[i].says)) fail_msg("dualkv %s: does not say '%s': %s", words, rows[i].says, trouble);
+        if (!strstr(trouble, rows[i].says))
+            fail_msg("dualkv %s: does not say '%s': %s", words, rows[i].says, trouble);
         char path[128];
         snprintf(path, sizeof path, "%s/r.jsonl", dir);
         assert_true(access(path, F_OK) < 0); /* nothing written */
@@ -223,8 +227,9 @@ static void everything_can_be_listed(void **state) {
 
 static void bench_writes_its_keys(void **state) {
     (void)state;
-    static const char *const keys[] = {"\"ms_fwd\"",       "\"ms_bwd\"",    "\"tflops_fwd\"",  "\"tflops_bwd\"",
-                                       "\"gflops_dgemm\"", "\"ratio_fwd\"", "\"ratio_bwd\"", "\"peak_bytes\""};
+    static const char *const keys[] = {"\"ms_fwd\"",     "\"ms_bwd\"",       "\"tflops_fwd\"",
+                                       "\"tflops_bwd\"", "\"gflops_dgemm\"", "\"ratio_fwd\"",
+                                       "\"ratio_bwd\"",  "\"peak_bytes\""};
     mustExit(0, "bench shape=20+2x9 dim=16 --kernel emu --kernel ref --json $D/b.jsonl");
     readAll("b.jsonl", output, sizeof output);
     assert_int_equal(countLines(output), 2);
@@ -237,8 +242,8 @@ int main(void) {
     snprintf(dir, sizeof dir, "/tmp/dualkv-test-XXXXXX");
     if (!mkdtemp(dir)) return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(user_errors_are_one_line),   cmocka_unit_test(statuses_give_exits),
-        cmocka_unit_test(an_empty_selection_is_no_pass), cmocka_unit_test(records_replay_and_report),
+        cmocka_unit_test(user_errors_are_one_line),       cmocka_unit_test(statuses_give_exits),
+        cmocka_unit_test(an_empty_selection_is_no_pass),  cmocka_unit_test(records_replay_and_report),
         cmocka_unit_test(an_interrupt_keeps_the_records), cmocka_unit_test(everything_can_be_listed),
         cmocka_unit_test(bench_writes_its_keys),
     };

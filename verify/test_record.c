@@ -26,18 +26,34 @@ static dkv_result *example(dkv_status status) {
     strcpy(r->arithmetic_words, "fp32 accumulation");
     dkv_judgement *j = &r->tensor[DKV_O];
     *j = (dkv_judgement){.present = true, .twin = true};
-    j->all = (dkv_part){.total = 100, .bad = 3, .nonfinite = 1, .max_ratio = INFINITY, .rms_z = 0.97, .gain = -1e-5,
-                        .rms_limit = 1.4, .gain_limit = INFINITY, .mean_z = NAN};
+    j->all = (dkv_part){.total = 100,
+                        .bad = 3,
+                        .nonfinite = 1,
+                        .max_ratio = INFINITY,
+                        .rms_z = 0.97,
+                        .gain = -1e-5,
+                        .rms_limit = 1.4,
+                        .gain_limit = INFINITY,
+                        .mean_z = NAN};
     j->region[1] = j->all;
-    j->worst = (dkv_where){.group = 1, .segment = 2, .row = 3, .head = 4, .dim = 5, .tile_edge = -1, .region = 1,
-                           .got = NAN, .want = 0.25, .bound = 0.01};
+    j->worst = (dkv_where){.group = 1,
+                           .segment = 2,
+                           .row = 3,
+                           .head = 4,
+                           .dim = 5,
+                           .tile_edge = -1,
+                           .region = 1,
+                           .got = NAN,
+                           .want = 0.25,
+                           .bound = 0.01};
     return r;
 }
 
 static void every_key_is_there(void **state) {
     (void)state;
-    static const char *const keys[] = {"line", "kernel", "status", "why", "seconds", "device", "commit",
-                                       "generator", "arithmetic", "tensors", "checks", "replay", "level"};
+    static const char *const keys[] = {"line",   "kernel", "status",    "why",        "seconds",
+                                       "device", "commit", "generator", "arithmetic", "tensors",
+                                       "checks", "replay", "level"};
     dkv_result *r = example(DKV_ST_FAILED);
     char *json = dkv_printRecord(r);
     assert_non_null(json);
@@ -131,9 +147,10 @@ static void records_select_their_cases(void **state) {
 
 static void words_make_lines(void **state) {
     (void)state;
-    static const char *const words[] = {"shape=3",         "dim=8", "shape=4 dim=8", "shape=5", "shape=6",
-                                        "mask=window:3:1", "seed=9"};
-    static const char *const want[] = {"shape=3 dim=8", "shape=4 dim=8", "shape=5", "shape=6 mask=window:3:1 seed=9"};
+    static const char *const words[] = {"shape=3", "dim=8",           "shape=4 dim=8", "shape=5",
+                                        "shape=6", "mask=window:3:1", "seed=9"};
+    static const char *const want[] = {"shape=3 dim=8", "shape=4 dim=8", "shape=5",
+                                       "shape=6 mask=window:3:1 seed=9"};
     dkv_selection s = {0};
     dkv_err err = {0};
     assert_int_equal(dkv_selectWords(words, 7, &s, &err), 0);
@@ -147,8 +164,10 @@ static void words_make_lines(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_key_is_there),         cmocka_unit_test(replay_commands_survive_a_shell),
-        cmocka_unit_test(files_are_made_with_the_first_record), cmocka_unit_test(records_select_their_cases),
+        cmocka_unit_test(every_key_is_there),
+        cmocka_unit_test(replay_commands_survive_a_shell),
+        cmocka_unit_test(files_are_made_with_the_first_record),
+        cmocka_unit_test(records_select_their_cases),
         cmocka_unit_test(words_make_lines),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -101,11 +101,12 @@ static void bury(dkv_worker *w, const char *during) {
     dkv_lastOutput(w, last, sizeof last);
     if (last[0]) snprintf(said, sizeof said, "; it last printed: %s", last);
     if (got == w->pid && WIFSIGNALED(status))
-        snprintf(w->why, sizeof w->why, "signal %d (%s) %s%s", WTERMSIG(status), strsignal(WTERMSIG(status)), during, said);
+        snprintf(w->why, sizeof w->why, "signal %d (%s) %s%s", WTERMSIG(status), strsignal(WTERMSIG(status)),
+                 during, said);
     else if (got == w->pid)
-        snprintf(w->why, sizeof w->why, "its process called exit(%d) %s%s", WEXITSTATUS(status), during, said);
-    else
-        snprintf(w->why, sizeof w->why, "it closed or garbled the harness's channel %s%s", during, said);
+        snprintf(w->why, sizeof w->why, "its process called exit(%d) %s%s", WEXITSTATUS(status), during,
+                 said);
+    else snprintf(w->why, sizeof w->why, "it closed or garbled the harness's channel %s%s", during, said);
     kill(-w->pid, SIGKILL);
     if (got != w->pid) {
         kill(w->pid, SIGKILL);
@@ -140,7 +141,8 @@ static int spawn(dkv_worker *w, int channel, int output) {
 
 static int openChannel(dkv_worker *w) {
     int pair[2] = {-1, -1}, out[2] = {-1, -1}, rc = -1;
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0 || pipe2(out, O_CLOEXEC) < 0) goto done;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0 || pipe2(out, O_CLOEXEC) < 0)
+        goto done;
     /* dup2 onto itself would keep close-on-exec */
     if (pair[1] == CHANNEL_FD) {
         int moved = fcntl(pair[1], F_DUPFD_CLOEXEC, CHANNEL_FD + 1);
@@ -200,7 +202,8 @@ static dkv_outcome awaitReply(dkv_worker *w, const dkv_request *q, const char *d
         }
         poll(p, 2, left > 0.1 ? 100 : (int)(left * 1000) + 1);
         if (p[1].revents & POLLIN) drainOutput(w);
-        if (p[1].revents & (POLLHUP | POLLERR) && !(p[1].revents & POLLIN)) { /* it closed stdout: its right */
+        if (p[1].revents & (POLLHUP | POLLERR) &&
+            !(p[1].revents & POLLIN)) { /* it closed stdout: its right */
             close(w->output);
             w->output = -1;
         }
@@ -278,8 +281,8 @@ dkv_outcome dkv_describeCase(dkv_worker *w, const char *line, dkv_description *o
     return o;
 }
 
-dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, double *seconds, int64_t *launches,
-                           int64_t *peak) {
+dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, double *seconds,
+                           int64_t *launches, int64_t *peak) {
     dkv_request *q = calloc(1, sizeof *q);
     dkv_reply *r = malloc(sizeof *r);
     dkv_outcome o = q && r && w->pid ? DKV_W_OK : DKV_W_HARNESS;
