@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bound.h"
+#include "bound_formula.h"
 #include "dtype.h"
 #include "vexp.h"
 
@@ -72,10 +72,7 @@ static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 /* --- products of magnitudes --- */
 
 static void magnitudes(const double *x, int64_t n, double add, double *y) {
-    for (int64_t i = 0; i < n; i++) {
-        double a = fabs(x[i]), b = a > 0 ? a + add : 0;
-        y[i] = a <= 0x1.fffffep127 ? b : 0; /* NaN and infinity reach only what is not finite itself */
-    }
+    for (int64_t i = 0; i < n; i++) y[i] = dkv_formulaMagnitude(x[i], add);
 }
 
 static void magnitudes32(const double *x, int64_t n, double add, float *y) {
@@ -206,10 +203,8 @@ static void startForward(lane *t) {
         const double chain = dkv_sumError(u, c->n[i], c->steps[i], c->tiles[i], u->a->acc_fold);
         *r = (dkv_forward_row){.lse = t->lse[i], .max = fmax(c->max[i], sinkOf(t, i))};
         if (!takesPart(t, i)) continue;
-        r->kappa = (1 + u->p) * (1 + chain) * exp((c->rises[i] + 2) * u->u * (1 + 2 * u->u)) *
-                       exp(c->rises[i] * u->exp * (1 + 2 * u->exp)) -
-                   1;
-        r->w0 = u->w_exp + u->w_p * (u->a->p_normalised ? 1 : exp(r->max - r->lse));
+        r->kappa = dkv_formulaKappa(u, chain, c->rises[i]);
+        r->w0 = dkv_formulaW0(u, u->a->p_normalised, r->max, r->lse);
     }
 }
 
@@ -243,21 +238,14 @@ static void walkForward(lane *t) {
 
 /* --- rows: LSE, O, delta --- */
 
-/* Relative error of the row's sum beside exp's arguments, as a logarithm: tile by tile, then one to the next.
- */
 static double rowSumError(const dkv_units *t, const dkv_row_chains *c, int64_t i) {
-    const double tile = t->a->key_tile, in_tile = tile > 0 ? fmin(tile, c->n[i]) : 0;
-    return (in_tile + c->tiles[i] + c->rises[i]) * t->u / (1 - t->u) + c->rises[i] * t->exp / (1 - t->exp) +
-           c->n[i] * 0x1p-53;
+    return dkv_formulaRowSum(t, t->a->key_tile, c->n[i], c->tiles[i], c->rises[i]);
 }
 
 static void finishLse(lane *t, int64_t i, double sum_h, double top) {
     const dkv_units *u = &t->w->units;
-    const double m = fabs(t->forward[i].max), l = t->lse[i], ln = l - t->forward[i].max;
-    double e = fmin(log1p(sum_h), top) + u->exp / (1 - u->exp) + rowSumError(u, &t->rows, i);
-    e += u->log * fmax(1, 1.4427 * ln) +
-         (2 * u->u * (m + ln) + fmax(u->u, 0x1p-24) * fabs(l)) * (1 + 4 * u->u);
-    t->tol_lse[i] = e + 4 * u->w + 0x1p-149;
+    t->tol_lse[i] =
+        dkv_formulaLse(u, rowSumError(u, &t->rows, i), sum_h, top, t->forward[i].max, t->lse[i]);
 }
 
 /* O's error before its own rounding, and after, for one row. */
@@ -268,11 +256,8 @@ static void finishO(lane *t, int64_t i, double sum_h, double *before, double *af
     const double tiny = (t->rows.n[i] + 4) * u->w;
     for (int64_t c = 0; c < t->w->p->dv; c++) {
         double o = fabs(t->o[i * t->w->p->dv + c]), acc = t->acc_o[i * t->w->p->dv + c];
-        double far =
-            (t->v_max[c] * (1 + kappa) + t->forward[i].w0 * t->rows.n[i] * t->v_max[c]) * (1 + sums) + o;
-        double e = h < 1 ? (acc + h * o) / (1 - h) * (1 + sums) + sums * o : far;
-        before[c] = fmin(e, far) + tiny;
-        after[c] = before[c] * (1 + u->out) + u->out * o + u->w_out;
+        before[c] = dkv_formulaO(o, acc, t->v_max[c], kappa, t->forward[i].w0, t->rows.n[i], sums, h, tiny);
+        after[c] = dkv_formulaOutput(u, before[c], o);
     }
 }
 
@@ -287,13 +272,11 @@ static void finishDelta(lane *t, int64_t i, const double *tol) {
     const double d_lse = t->w->in->d_lse ? t->w->in->d_lse[head * t->w->l->view.tq + row] : 0;
     double d = 0, e = 0;
     for (int64_t c = 0; c < dv; c++) {
-        double x = tol[c] + u->delta * (fabs(o[c]) + tol[c]);
-        if (u->a->p_normalised) x += acc[c] * dp / kappa;
         d += d_o[c] * o[c];
-        e += fabs(d_o[c]) * (x + u->operand) + u->w;
+        e += dkv_formulaDelta(u, d_o[c], o[c], tol[c], u->a->p_normalised ? acc[c] * dp / kappa : 0);
     }
     t->delta[i] = d - d_lse;
-    t->base[i] = e + u->u * (2 * fabs(t->delta[i]) + fabs(d_lse)) * (1 + u->u) + 2 * u->w;
+    t->base[i] = dkv_formulaBase(u, e, t->delta[i], d_lse);
 }
 
 static void finishForward(lane *t) {
@@ -332,13 +315,12 @@ static void finishForward(lane *t) {
 static void sinkRows(lane *t) {
     const dkv_units *u = &t->w->units;
     for (int64_t i = 0; t->w->sink && i < t->b.m; i++) {
-        double *x = t->w->sink + 2 * (t->item * t->h.g + i % t->h.g), sink = sinkOf(t, i), p, e, d;
+        double *x = t->w->sink + 2 * (t->item * t->h.g + i % t->h.g), sink = sinkOf(t, i), e, size;
         if (!takesPart(t, i)) continue;
-        p = exp(sink - t->lse[i]);
         e = dkv_sinkBackward(u, sink, t->lse[i], t->tol_lse[i]);
-        d = fabs(t->delta[i]);
-        x[0] += (p * e + u->w_exp) * d + (p * (1 + e) + u->w_exp) * (t->base[i] + 3 * u->u * d) + u->w;
-        x[1] += p * d;
+        dkv_formulaSinkRow(u, exp(sink - t->lse[i]), e, t->delta[i], t->base[i], &e, &size);
+        x[0] += e;
+        x[1] += size;
     }
 }
 
@@ -419,13 +401,6 @@ static void walkBackward(lane *t) {
     }
 }
 
-/* (1 + l_out) B + (l_out + 3u)|x| + omega, closed. `scale`: of the sum and of its underflows. */
-static double finishSum(const dkv_units *u, double sum, double scale, double n, double x) {
-    const double three = u->u * (3 + 4 * u->u);
-    double b = (scale * (sum + n * u->w)) * (1 + three) + three * fabs(x);
-    return b * (1 + u->out) + u->out * fabs(x) + u->w_out;
-}
-
 static void finishBackward(lane *t) {
     const dkv_units *u = &t->w->units;
     const int64_t d = t->w->p->dqk;
@@ -435,7 +410,7 @@ static void finishBackward(lane *t) {
         const int64_t row = t->b.q_row + i / t->h.g, head = t->h.kvh * t->h.g + i % t->h.g;
         memcpy(x, t->w->out->truth.dq + (row * t->w->p->hq + head) * d, sizeof *x * (size_t)d);
         for (int64_t c = 0; c < d; c++)
-            b[c] = t->rows.n[i] > 0 ? finishSum(u, b[c], u->scale, t->rows.n[i], x[c]) : 0;
+            b[c] = t->rows.n[i] > 0 ? dkv_formulaFinish(u, b[c], u->scale, t->rows.n[i], x[c]) : 0;
     }
     dkv_putRows(&t->h, &t->b, t->acc_q, d, t->w->out->bound.dq);
 }
@@ -570,15 +545,14 @@ static void finishKeys(const work *w) {
         double *k = w->out->bound.dk + j * w->p->dqk, *v = w->out->bound.dv + j * w->p->dv;
         const double *xk = w->out->truth.dk + j * w->p->dqk, *xv = w->out->truth.dv + j * w->p->dv;
         for (int64_t c = 0; c < w->p->dqk; c++)
-            k[c] = n > 0 ? finishSum(u, k[c] + g * u->w_partial, u->scale, n, xk[c]) + g * u->w_partial : 0;
+            k[c] = n > 0 ? dkv_formulaFinish(u, k[c] + g * u->w_partial, u->scale, n, xk[c]) + g * u->w_partial : 0;
         for (int64_t c = 0; c < w->p->dv; c++)
-            v[c] = n > 0 ? finishSum(u, v[c] + g * u->w_partial, 1, n, xv[c]) : 0;
+            v[c] = n > 0 ? dkv_formulaFinish(u, v[c] + g * u->w_partial, 1, n, xv[c]) : 0;
     }
 }
 
 static void finishSink(const work *w) {
     const int64_t g = w->p->hq / w->p->hkv, blocks = w->n_items / w->p->hkv;
-    const double chain = expm1((double)w->l->view.tq * w->units.u);
     for (int64_t h = 0; h < w->p->hq; h++) {
         double e = 0, all = 0;
         for (int64_t b = 0; b < blocks; b++) {
@@ -586,8 +560,8 @@ static void finishSink(const work *w) {
             e += x[0];
             all += x[1];
         }
-        w->out->bound.dsink[h] = (e * (1 + chain) + chain * all) * (1 + 0x1p-24) +
-                                 0x1p-24 * fabs(w->out->truth.dsink[h]) + 0x1p-149;
+        w->out->bound.dsink[h] =
+            dkv_formulaSinkSum(&w->units, e, all, (double)w->l->view.tq, w->out->truth.dsink[h]);
     }
 }
 

@@ -1,0 +1,110 @@
+/* mask_pair.h: the reference's mask (mask.h) once more as inline functions of plain values, for host and device. The oracle
+ * on a device asks these; kernels have their own (walk.h) and share nothing with it. test_mask_pair.c enumerates both. */
+#ifndef DKV_MASK_PAIR_H
+#define DKV_MASK_PAIR_H
+
+#include "problem.h"
+
+#ifdef __CUDACC__
+#define DKV_MASK_HD __host__ __device__ static inline
+#else
+#define DKV_MASK_HD static inline
+#endif
+
+typedef struct dkv_mask_view { /* of one node */
+    int32_t mask; /* dualkv_mask_kind */
+    int32_t root; /* the node has no parent */
+    int64_t context, len;
+    int64_t window, window_sinks, chunk, block;
+    double density;
+    uint64_t seed;
+} dkv_mask_view;
+
+static inline dkv_mask_view dkv_viewMask(const dkv_problem *p, int32_t node) {
+    const dkv_node *n = &p->nodes[node];
+    dkv_mask_view v;
+    v.mask = p->mask;
+    v.root = n->parent < 0;
+    v.context = n->context;
+    v.len = n->len;
+    v.window = p->window;
+    v.window_sinks = p->window_sinks;
+    v.chunk = p->chunk;
+    v.block = p->block;
+    v.density = p->block_density;
+    v.seed = p->block_seed;
+    return v;
+}
+
+/* dkv_maskSees for a row and a key that exist. */
+DKV_MASK_HD int dkv_pairSees(const dkv_mask_view *v, int64_t r, int64_t j) {
+    const int64_t i = v->context + r;
+    if (v->mask == DUALKV_FULL || v->mask == DUALKV_BIDIR) return 1;
+    if (v->mask == DUALKV_PREFIX && v->root) return 1;
+    if (j > i) return 0;
+    if (v->mask == DUALKV_WINDOW) return i - j < v->window || j < v->window_sinks;
+    if (v->mask == DUALKV_CHUNK) return i / v->chunk == j / v->chunk;
+    if (v->mask == DUALKV_BLOCK) return dualkv_block_kept(v->seed, i / v->block, j / v->block, v->density);
+    return 1;
+}
+
+#define DKV_PAIR_BLOCKS 256 /* pairs of mask blocks examined before the answer is "mixed" */
+
+DKV_MASK_HD int dkv_pairSparse(const dkv_mask_view *v, int64_t first, int64_t last, int64_t a, int64_t b, int below) {
+    const int64_t q0 = first / v->block, q1 = last / v->block, k0 = a / v->block, k1 = b / v->block;
+    int64_t kept = 0, pairs = 0;
+    if (q1 - q0 >= DKV_PAIR_BLOCKS || k1 - k0 >= DKV_PAIR_BLOCKS) return 2;
+    pairs = (q1 - q0 + 1) * (k1 - k0 + 1);
+    if (pairs > DKV_PAIR_BLOCKS) return 2;
+    for (int64_t q = q0; q <= q1; q++)
+        for (int64_t k = k0; k <= k1; k++) kept += dualkv_block_kept(v->seed, q, k, v->density);
+    if (!kept) return 0;
+    return kept == pairs && below ? 1 : 2;
+}
+
+/* dkv_maskBlock: rows [r0, r1), keys [j0, j1): 0 no pair visible, 1 all, 2 mixed or not looked at closely. */
+DKV_MASK_HD int dkv_pairBlock(const dkv_mask_view *v, int64_t r0, int64_t r1, int64_t j0, int64_t j1) {
+    const int64_t first = v->context + r0, last = v->context + r1 - 1, a = j0, b = j1 - 1;
+    if (r0 >= r1 || j0 >= j1) return 0;
+    if (v->mask == DUALKV_FULL || v->mask == DUALKV_BIDIR || (v->mask == DUALKV_PREFIX && v->root)) return 1;
+    if (a > last) return 0;
+    const int below = b <= first;
+    if (v->mask == DUALKV_WINDOW) {
+        const int64_t far = a > v->window_sinks ? a : v->window_sinks; /* farthest key that is no sink */
+        if (a >= v->window_sinks && first - b >= v->window) return 0;
+        return below && (b < far || last - far < v->window) ? 1 : 2;
+    }
+    if (v->mask == DUALKV_CHUNK) {
+        if (b / v->chunk < first / v->chunk) return 0;
+        return below && a / v->chunk == last / v->chunk ? 1 : 2;
+    }
+    if (v->mask == DUALKV_BLOCK) return dkv_pairSparse(v, first, last, a, b, below);
+    return below ? 1 : 2;
+}
+
+/* Leaves out keys that no row of [r0, r1) sees at both ends of [*j0, *j1), by bisection; a block that is not mixed stays. */
+DKV_MASK_HD int dkv_pairTrim(const dkv_mask_view *v, int64_t r0, int64_t r1, int64_t *j0, int64_t *j1) {
+    int vis = dkv_pairBlock(v, r0, r1, *j0, *j1);
+    if (vis != 2) {
+        if (!vis) *j1 = *j0;
+        return vis;
+    }
+    int64_t lo = *j0, hi = *j1, keep = *j1;
+    while (lo < hi) { /* smallest end such that [end, j1) is empty; hi always is one */
+        int64_t mid = lo + (hi - lo) / 2;
+        if (!dkv_pairBlock(v, r0, r1, mid, keep)) hi = mid;
+        else lo = mid + 1;
+    }
+    *j1 = hi;
+    if (*j1 == *j0) return 0;
+    lo = *j0;
+    hi = *j1 - 1;
+    while (lo < hi) { /* largest start such that [j0, start) is empty; lo always is one */
+        int64_t mid = hi - (hi - lo) / 2;
+        if (!dkv_pairBlock(v, r0, r1, *j0, mid)) lo = mid;
+        else hi = mid - 1;
+    }
+    *j0 = lo;
+    return 2;
+}
+#endif
