@@ -1,0 +1,417 @@
+/* oracle_twin.c: the twin (oracle.h): fp64 arithmetic with the declared rounding points, and the variance of what they
+ * leave to explain. Derivation and calibration: ref/TOLERANCE-TWIN.md. Threads take KV heads; the result does not
+ * depend on how many there are. */
+#include <cblas.h>
+#include <float.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "twin_impl.h"
+
+#define TABLE_MAX ((int64_t)1 << 25) /* most maxima kept for key tiles that do not divide ours */
+#define FIT_ROWS 64
+#define FIT_KEYS 64
+
+void dkv_twinSquares(const double *x, int64_t n, int64_t d, const float *weight, float *out, double *unit) {
+    double top = 0;
+    int e;
+    for (int64_t i = 0; i < n * d; i++) top = fabs(x[i]) > top && fabs(x[i]) <= DBL_MAX ? fabs(x[i]) : top;
+    frexp(top, &e);
+    *unit = top > 0 ? ldexp(1, e < -500 ? -500 : e > 500 ? 500 : e) : 1;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t c = i * d; c < (i + 1) * d; c++) {
+            double y = x[c] / *unit;
+            out[c] = fabs(y) <= 1 ? (float)(y * y) * (weight ? weight[i] : 1) : 0;
+        }
+}
+
+void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out) {
+    memset(out, 0, sizeof *out * (size_t)d);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t c = 0; c < d; c++) out[c] += fabs(x[i * d + c]) <= DBL_MAX ? x[i * d + c] * x[i * d + c] / (double)n : 0;
+}
+
+bool dkv_twinTile(dkv_twin *t) {
+    const dkv_problem *p = t->p;
+    if (!dkv_nextTile(&t->h, &t->b, &t->t)) return false;
+    int64_t n = t->t.n;
+    const float *equal = t->equal_kv + t->t.k_row;
+    if (t->a->in_format != DUALKV_EXACT) {
+        dkv_roundArray(t->b.k, (size_t)(n * p->dqk), t->a->in_format);
+        dkv_roundArray(t->b.v, (size_t)(n * p->dv), t->a->in_format);
+    }
+    dkv_unitRows(t->t.k, n, p->dqk, t->k1, t->k_norm);
+    dkv_tileScores(&t->h, &t->b, &t->t, t->s, t->cap);
+    dkv_chainSquares(&t->z, t->q1, t->k1, t->b.m, n, p->dqk, t->tmp, t->dot, t->sq);
+    dkv_unitRows(t->t.v, n, p->dv, t->v1, t->v_norm);
+    dkv_twinMeans(t->t.k, n, p->dqk, t->k_mean2);
+    dkv_twinMeans(t->t.v, n, p->dv, t->v_mean2);
+    dkv_twinSquares(t->t.k, n, p->dqk, equal, t->k2, &t->k_unit);
+    dkv_twinSquares(t->t.v, n, p->dv, equal, t->v2, &t->v_unit);
+    return true;
+}
+
+/* Softcap and ALiBi after the product: one rounding each, and tanh's own error. */
+static void modifiedRow(dkv_twin *t, int64_t i) {
+    int64_t n = t->t.n, head = t->h.kvh * t->h.g + i % t->h.g;
+    const double *s = t->s + i * n, *cap = t->cap + i * n;
+    double c = t->p->softcap, u2 = t->z.unit2, slope = t->p->alibi ? t->l->alibi_slopes[head] : 0;
+    double row = (double)(t->p->nodes[t->b.node].context + t->b.r0 + i / t->h.g - t->t.j0);
+    for (int64_t j = 0; j < n; j++) {
+        double x = s[j] > -DBL_MAX ? s[j] : 0, bias = slope * fabs(row - (double)j);
+        if (c > 0) {
+            double keep = 1 - cap[j] * cap[j], y = cap[j] * c, raw = fabs(cap[j]) < 1 ? c * atanh(cap[j]) : 0;
+            t->vs[j] = keep * keep * (t->vs[j] + u2 * raw * raw) + y * y * (t->z.tanh2 + u2);
+        }
+        if (slope != 0) t->vs[j] += u2 * (bias * bias + x * x);
+    }
+}
+
+void dkv_twinScoreRow(dkv_twin *t, int64_t i) {
+    int64_t n = t->t.n;
+    const float *sq = t->sq + i * n, *dot = t->dot + i * n;
+    double *s = t->s + i * n, *vs = t->vs, scale = t->p->scale, by = t->z.step2 * t->q_norm[i] * scale * scale;
+    double rounds = t->scale_exact ? 0 : t->z.unit2, bias = t->z.gain > 0 ? scale * sqrt(t->q_norm[i]) : 0;
+    for (int64_t j = 0; j < n; j++) {
+        double raw = dot[j];
+        vs[j] = by * t->fit_s.var[dkv_chainBin(sq[j])] * sq[j] * t->k_norm[j] +
+                rounds * raw * raw * t->q_norm[i] * t->k_norm[j] * scale * scale;
+    }
+    if (bias > 0)
+        for (int64_t j = 0; j < n; j++) {
+            double keep = t->p->softcap > 0 ? 1 - t->cap[i * n + j] * t->cap[i * n + j] : 1;
+            s[j] += keep * bias * t->fit_s.gain[dkv_chainBin(sq[j])] * dot[j] * sqrt(t->k_norm[j]);
+        }
+    if (t->p->softcap > 0 || t->p->alibi) modifiedRow(t, i);
+    if (t->s_rounded)
+        for (int64_t j = 0; j < n; j++) {
+            double x = s[j] > -DBL_MAX ? fabs(s[j]) : 0;
+            double y = dkv_roundBy(t->round_s, x);
+            vs[j] = dkv_flip(x, y, vs[j], dkv_spacingAt(t->ulp_s, x));
+            s[j] = dkv_roundBy(t->round_s, s[j]);
+        }
+}
+
+/* Loads the block's own operands. */
+static void loadBlock(dkv_twin *t) {
+    const dkv_problem *p = t->p;
+    dkv_loadBlock(&t->h, &t->b);
+    if (t->a->in_format != DUALKV_EXACT) {
+        dkv_roundArray(t->b.q, (size_t)(t->b.m * p->dqk), t->a->in_format);
+        if (t->b.d_o) dkv_roundArray(t->b.d_o, (size_t)(t->b.m * p->dv), t->a->in_format);
+    }
+    dkv_unitRows(t->b.q, t->b.m, p->dqk, t->q1, t->q_norm);
+    t->t = (dkv_tile){.range = -1};
+}
+
+/* Runs sampled chains: rows and keys evenly spread over the problem, whatever the mask. */
+static int fitChains(dkv_twin *t, dkv_err *err) {
+    const dkv_problem *p = t->p;
+    int64_t tq = t->l->view.tq, tk = t->l->view.tk, rows = tq < FIT_ROWS ? tq : FIT_ROWS;
+    int64_t keys = tk < FIT_KEYS ? tk : FIT_KEYS, top = p->dqk > p->dv ? p->dqk : p->dv;
+    double *a = malloc(sizeof(double) * (size_t)((keys + 1) * top)), *b = malloc(sizeof(double) * (size_t)((keys + 1) * top));
+    dkv_startFit(&t->fit_s);
+    dkv_startFit(&t->fit_dp);
+    if (!a || !b) {
+        free(a);
+        free(b);
+        return dkv_fail(err, DKV_EHARNESS, "out of memory: sampled chains");
+    }
+    for (int64_t i = 0; i < rows; i++)
+        for (int pass = 0; pass < (t->in->d_o ? 2 : 1); pass++) {
+            int64_t d = pass ? p->dv : p->dqk, row = i * tq / rows;
+            const void *x = pass ? t->in->d_o : t->in->q, *y = pass ? t->in->v : t->in->k;
+            dkv_decodeRows(x, p->dtype, row, 1, p->hq, t->h.kvh * t->h.g + i % t->h.g, d, a);
+            for (int64_t j = 0; j < keys; j++) {
+                memcpy(a + j * d, a, sizeof *a * (size_t)(j ? d : 0));
+                dkv_decodeRows(y, p->dtype, (j * tk + i * tk / rows) / keys % tk, 1, p->hkv, t->h.kvh, d, b + j * d);
+            }
+            dkv_roundArray(a, (size_t)(keys * d), t->a->in_format);
+            dkv_roundArray(b, (size_t)(keys * d), t->a->in_format);
+            dkv_sampleFit(&t->z, a, b, keys, d, pass ? &t->fit_dp : &t->fit_s);
+        }
+    dkv_endFit(&t->fit_s);
+    dkv_endFit(&t->fit_dp);
+    free(a);
+    free(b);
+    return DKV_OK;
+}
+
+static const char *rowOf(const void *x, dualkv_dtype dtype, int64_t row, int64_t heads, int64_t head, int64_t d) {
+    return (const char *)x + (size_t)((row * heads + head) * d) * dkv_dtypeSize(dtype);
+}
+
+/* Equal keys of a segment; equal rows (operands, kernel's O and LSE) of a group and of a segment. */
+static int countEqual(dkv_twin *t, dkv_err *err) {
+    const dkv_problem *p = t->p;
+    const dualkv_problem *v = &t->l->view;
+    int64_t n = v->tk > v->tq * t->h.g ? v->tk : v->tq * t->h.g;
+    size_t size = dkv_dtypeSize(p->dtype), k_size = size * (size_t)p->dqk, v_size = size * (size_t)p->dv;
+    uint64_t *hash = malloc(sizeof *hash * (size_t)(n + 1));
+    int32_t *cls = malloc(sizeof *cls * (size_t)(n + 1));
+    int code = hash && cls ? DKV_OK : dkv_fail(err, DKV_EHARNESS, "out of memory: %lld rows", (long long)n);
+    for (int pass = 0; pass < 2 && !code; pass++) {
+        for (int32_t s = 0; s < v->n_segments; s++)
+            for (int64_t j = v->segments[s].k_start; j < v->segments[s].k_start + v->segments[s].k_len; j++) {
+                hash[j] = dkv_hashBytes(1, rowOf(t->in->k, p->dtype, j, p->hkv, t->h.kvh, p->dqk), k_size);
+                if (pass) hash[j] = dkv_hashBytes(hash[j], rowOf(t->in->v, p->dtype, j, p->hkv, t->h.kvh, p->dv), v_size);
+                cls[j] = s;
+            }
+        code = dkv_countEqual(hash, cls, v->tk, pass ? t->equal_kv : t->equal_k, err);
+    }
+    if (!t->in->d_o) goto done;
+    for (int pass = 0; pass < 2 && !code; pass++) {
+        for (int32_t s = 0; s < v->n_segments; s++)
+            for (int64_t r = 0; r < v->segments[s].q_len * t->h.g; r++) {
+                int64_t row = v->segments[s].q_start + r / t->h.g, head = t->h.kvh * t->h.g + r % t->h.g;
+                int64_t at = v->segments[s].q_start * t->h.g + r;
+                uint64_t x = dkv_hashBytes(2, rowOf(t->in->q, p->dtype, row, p->hq, head, p->dqk), k_size);
+                x = dkv_hashBytes(x, rowOf(t->in->d_o, p->dtype, row, p->hq, head, p->dv), v_size);
+                if (t->in->d_lse) x = dkv_hashBytes(x, &t->in->d_lse[head * v->tq + row], sizeof(float));
+                x = dkv_hashBytes(x, &t->kernel_lse[head * v->tq + row], sizeof(double));
+                hash[at] = dkv_hashBytes(x, &t->kernel_o[(row * p->hq + head) * p->dv], sizeof(double) * (size_t)p->dv);
+                cls[at] = pass ? s : v->segments[s].group;
+            }
+        code = dkv_countEqual(hash, cls, v->tq * t->h.g, pass ? t->equal_own : t->equal_any, err);
+    }
+done:
+    free(hash);
+    free(cls);
+    return code;
+}
+
+/* Partial sums of the query heads rounded, summed; or, with one accumulator, what is there: then the output's rounding. */
+static void finishKeySum(dkv_twin *t, const dkv_keySum *sum, double *twin, double *sigma2, int64_t d, bool stored) {
+    int64_t hkv = t->p->hkv, format = t->a->partial_format;
+    for (int64_t j = 0; j < t->l->view.tk; j++)
+        for (int64_t c = 0; c < d; c++) {
+            int64_t at = (j * hkv + t->h.kvh) * d + c;
+            double x = 0, var = 0;
+            for (int64_t e = 0; e < t->parts; e++) {
+                double y = sum[e].x[j * sum[e].ld + c], v = sum[e].var[j * sum[e].ld + c];
+                double z = t->parts > 1 ? dkv_roundTo(y, (int32_t)format) : y;
+                x += z;
+                var += t->parts > 1 ? dkv_flip(y, z, v, dkv_spacingAt(t->ulp_part, fabs(y))) : v;
+                if (t->parts > 1 && e > 0) var += t->z.unit2 * x * x;
+            }
+            double u = dkv_spacingAt(t->ulp_out, fabs(x));
+            twin[at] = x;
+            sigma2[at] = dkv_twinStored(x, var, stored ? 0 : u, t->a->out_format);
+        }
+}
+
+static void finishHead(dkv_twin *t) {
+    bool fp32 = t->a->out_format == DUALKV_FP32;
+    dkv_oracle *o = t->out;
+    if (!t->in->d_o) return;
+    finishKeySum(t, t->dk, o->twin.dk, o->sigma2.dk, t->p->dqk, fp32 && t->scale_exact);
+    finishKeySum(t, t->dv, o->twin.dv, o->sigma2.dv, t->p->dv, fp32);
+    for (int32_t g = 0; g < t->h.g && t->sink_sum; g++) {
+        o->twin.dsink[t->h.kvh * t->h.g + g] = t->sink_sum[g];
+        o->sigma2.dsink[t->h.kvh * t->h.g + g] = t->sink_var[g];
+    }
+}
+
+static int runHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
+    const dkv_problem *p = t->p;
+    int code;
+    t->h.kvh = kvh;
+    code = fitChains(t, err);
+    if (!code) code = countEqual(t, err);
+    if (code) return code;
+    for (int64_t e = 0; e < t->parts && t->in->d_o; e++) {
+        if (t->parts == 1) {
+            t->dk[0] = (dkv_keySum){t->out->twin.dk + kvh * p->dqk, t->out->sigma2.dk + kvh * p->dqk, (int64_t)p->hkv * p->dqk};
+            t->dv[0] = (dkv_keySum){t->out->twin.dv + kvh * p->dv, t->out->sigma2.dv + kvh * p->dv, (int64_t)p->hkv * p->dv};
+        }
+        for (int64_t j = 0; j < t->l->view.tk; j++) {
+            memset(t->dk[e].x + j * t->dk[e].ld, 0, sizeof(double) * (size_t)p->dqk);
+            memset(t->dk[e].var + j * t->dk[e].ld, 0, sizeof(double) * (size_t)p->dqk);
+            memset(t->dv[e].x + j * t->dv[e].ld, 0, sizeof(double) * (size_t)p->dv);
+            memset(t->dv[e].var + j * t->dv[e].ld, 0, sizeof(double) * (size_t)p->dv);
+        }
+    }
+    if (t->sink_sum) {
+        memset(t->sink_sum, 0, sizeof(double) * (size_t)t->h.g);
+        memset(t->sink_var, 0, sizeof(double) * (size_t)t->h.g);
+    }
+    t->b.node = -1;
+    t->b.r1 = 0;
+    while (dkv_stepBlock(&t->h, &t->b)) {
+        loadBlock(t);
+        dkv_twinForward(t);
+        t->t = (dkv_tile){.range = -1};
+        if (t->in->d_o) dkv_twinBackward(t);
+    }
+    finishHead(t);
+    return DKV_OK;
+}
+
+static void closeTwin(dkv_twin *t, void **owned, int n) {
+    for (int e = 0; e < n; e++) free(owned[e]);
+    dkv_closeBlock(&t->b);
+    dkv_closeHead(&t->h);
+}
+
+static void declare(dkv_twin *t) {
+    const dualkv_arithmetic *a = t->a;
+    int e;
+    dkv_makeNoise(t->p, a, &t->z);
+    t->round_in = dkv_makeRounder(a->in_format);
+    t->round_s = dkv_makeRounder(a->s_format);
+    t->round_p = dkv_makeRounder(a->p_format);
+    t->round_ds = dkv_makeRounder(a->ds_format);
+    t->ulp_s = dkv_makeSpacing(a->s_format);
+    t->ulp_p = dkv_makeSpacing(a->p_format);
+    t->ulp_ds = dkv_makeSpacing(a->ds_format);
+    t->ulp_out = dkv_makeSpacing(a->out_format);
+    t->ulp_part = dkv_makeSpacing(a->partial_format);
+    t->ulp_lse = dkv_makeSpacing(DUALKV_FP32);
+    t->ulp_sum = (dkv_spacing){0, 2 * a->unit};
+    t->p_rounded = dkv_unitRoundoff(a->p_format) > a->unit;
+    t->ds_rounded = dkv_unitRoundoff(a->ds_format) > a->unit;
+    t->s_rounded = dkv_unitRoundoff(a->s_format) > a->unit;
+    t->scale_exact = frexp(t->p->scale, &e) == 0.5;
+    t->parts = dkv_unitRoundoff(a->partial_format) > a->unit ? t->p->hq / t->p->hkv : 1;
+    t->table = t->p_rounded && !a->p_normalised && a->key_tile > 0 && (a->key_order || DKV_TILE_KEYS % a->key_tile);
+}
+
+/* Most key tiles that a row's ranges are cut into. */
+static int64_t mostTiles(const dkv_twin *t) {
+    const dualkv_problem *v = &t->l->view;
+    int64_t most = 0;
+    for (int32_t s = 0; s < v->n_segments; s++) {
+        int64_t n = 0;
+        for (int32_t r = 0; r < v->segments[s].range_count; r++)
+            n += (t->l->ranges[v->segments[s].range_begin + r].len + t->a->key_tile - 1) / t->a->key_tile;
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+typedef struct buffer {
+    void *at; /* of a pointer */
+    int64_t n;
+    size_t size;
+} buffer;
+
+#define DOUBLES(field, count) {&t->field, count, sizeof(double)}
+#define FLOATS(field, count) {&t->field, count, sizeof(float)}
+#define BUFFERS 80
+
+static int allocate(dkv_twin *t, const buffer *all, size_t n, void **owned, int *count, dkv_err *err) {
+    for (size_t e = 0; e < n; e++) {
+        size_t bytes;
+        void *x = NULL;
+        if (!__builtin_mul_overflow((size_t)all[e].n, all[e].size, &bytes) && bytes < SIZE_MAX - 64)
+            x = aligned_alloc(64, (bytes + 64) & ~(size_t)63);
+        if (!x) return dkv_fail(err, DKV_EHARNESS, "out of memory: the twin's tiles of %lld rows", (long long)t->h.max_m);
+        memset(x, 0, bytes);
+        memcpy(all[e].at, &x, sizeof x);
+        owned[(*count)++] = x;
+    }
+    return DKV_OK;
+}
+
+/* t holds the problem and the arithmetic; allocates what a thread needs. */
+static int openTwin(dkv_twin *t, void **owned, int *count, dkv_err *err) {
+    const dkv_problem *p = t->p;
+    int code = dkv_openHead(p, t->l, t->in, 0, &t->h, err);
+    if (!code) code = dkv_openBlock(&t->h, &t->b, err);
+    if (code) return code;
+    declare(t);
+    int64_t m = t->h.max_m, n = DKV_TILE_KEYS, d = p->dqk > p->dv ? p->dqk : p->dv, most = m > n ? m : n;
+    int64_t tq = t->l->view.tq, tk = t->l->view.tk, tiles = t->table ? mostTiles(t) : 0;
+    if (tiles && tiles > TABLE_MAX / m) t->table = false, t->out->has_twin[DKV_O] = false, tiles = 0;
+    const buffer all[] = {
+        FLOATS(equal_k, tk), FLOATS(equal_kv, tk), FLOATS(equal_any, tq * t->h.g), FLOATS(equal_own, tq * t->h.g), FLOATS(q1, m * d),
+        FLOATS(o1, m * d), DOUBLES(q_norm, m), DOUBLES(o_norm, m), DOUBLES(before, most * d), DOUBLES(acc, m * d),
+        DOUBLES(chain, m * d), DOUBLES(loss, m * d), DOUBLES(a1, m * d), DOUBLES(a2, m * d), FLOATS(prod, most * d),
+        DOUBLES(max, m), DOUBLES(sum, m), DOUBLES(sum_var, m), DOUBLES(lost, m), DOUBLES(terms, m),
+        DOUBLES(score_var, m), DOUBLES(delta, m), DOUBLES(delta_var, m), DOUBLES(lse, m), DOUBLES(tile_max, m * tiles),
+        DOUBLES(o_kernel, m * d), DOUBLES(o_exact, m * d), DOUBLES(o_var, m * d), FLOATS(q2, m * d), FLOATS(do2, m * d), FLOATS(flat, m * d), FLOATS(k1, n * d),
+        FLOATS(v1, n * d), FLOATS(k2, n * d), FLOATS(v2, n * d), DOUBLES(k_norm, n), DOUBLES(v_norm, n),
+        DOUBLES(s, m * n), DOUBLES(cap, m * n), DOUBLES(dp, m * n), DOUBLES(vs, n), DOUBLES(vd, n), FLOATS(sq, m * n),
+        FLOATS(dot, m * n), FLOATS(tmp, m * n), FLOATS(sq_dp, m * n), FLOATS(dot_dp, m * n), FLOATS(w, m * n),
+        FLOATS(w2, m * n), DOUBLES(wide, m * n), DOUBLES(col, n), DOUBLES(col_n, n),
+        DOUBLES(row_p2, m), DOUBLES(row_ds2, m), DOUBLES(col_p2, n), DOUBLES(col_ds2, n), DOUBLES(k_mean2, d),
+        DOUBLES(v_mean2, d), DOUBLES(q_mean2, d), DOUBLES(do_mean2, d),
+        {&t->dk, t->parts, sizeof(dkv_keySum)}, {&t->dv, t->parts, sizeof(dkv_keySum)}};
+    const buffer sink[] = {DOUBLES(sink_sum, t->h.g), DOUBLES(sink_var, t->h.g)};
+    code = allocate(t, all, sizeof all / sizeof *all, owned, count, err);
+    if (!code && t->in->sink && t->in->d_o) code = allocate(t, sink, 2, owned, count, err);
+    if (code || t->parts == 1) return code;
+    /* One block for all query heads' partial sums. */
+    double *x = NULL;
+    const buffer parts = {&x, 2 * t->parts * tk * (p->dqk + p->dv), sizeof(double)};
+    code = allocate(t, &parts, 1, owned, count, err);
+    for (int64_t e = 0; e < t->parts && !code; e++, x += 2 * tk * (p->dqk + p->dv)) {
+        t->dk[e] = (dkv_keySum){x, x + tk * p->dqk, p->dqk};
+        t->dv[e] = (dkv_keySum){x + 2 * tk * p->dqk, x + 2 * tk * p->dqk + tk * p->dv, p->dv};
+    }
+    return code;
+}
+
+typedef struct lane {
+    dkv_twin t;
+    pthread_t thread;
+    void *owned[BUFFERS];
+    int count, code;
+    dkv_err err;
+    int32_t *next; /* KV head to take; shared */
+} lane;
+
+static void *runLane(void *arg) {
+    lane *w = arg;
+    int32_t head;
+    while (!w->code && (head = __atomic_fetch_add(w->next, 1, __ATOMIC_RELAXED)) < w->t.p->hkv)
+        w->code = runHead(&w->t, head, &w->err);
+    return NULL;
+}
+
+static int countThreads(const dkv_problem *p, const dkv_ref_options *opt) {
+    cpu_set_t cpus;
+    int n = opt ? opt->threads : 0;
+    if (n <= 0) n = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+    return n > p->hkv ? p->hkv : n < 1 ? 1 : n;
+}
+
+static void setPresence(const dkv_problem *p, const dkv_inputs *in, const dualkv_arithmetic *a, dkv_oracle *o) {
+    bool grad = in->d_o != NULL;
+    bool rounded = dkv_unitRoundoff(a->p_format) > a->unit;
+    o->has_twin[DKV_O] = a->key_tile > 0 || a->p_normalised || !rounded;
+    o->has_twin[DKV_LSE] = true;
+    o->has_twin[DKV_DQ] = o->has_twin[DKV_DK] = o->has_twin[DKV_DV] = grad;
+    o->has_twin[DKV_DSINK] = grad && p->sink;
+}
+
+int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
+                   const dkv_ref_options *opt, const double *kernel_o, const double *kernel_lse, dkv_oracle *out,
+                   dkv_err *err) {
+    int n = countThreads(p, opt), started = 1, had = openblas_get_num_threads(), code = DKV_OK;
+    int32_t next = 0;
+    if (in->d_o && (!kernel_o || !kernel_lse))
+        return dkv_fail(err, DKV_EHARNESS, "the twin of gradients needs the kernel's O and LSE");
+    lane *all = calloc((size_t)n, sizeof *all);
+    if (!all) return dkv_fail(err, DKV_EHARNESS, "out of memory: the twin's threads");
+    setPresence(p, in, a, out);
+    for (int e = 0; e < n && !code; e++) {
+        all[e].t = (dkv_twin){.p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out};
+        all[e].next = &next;
+        code = openTwin(&all[e].t, all[e].owned, &all[e].count, err);
+    }
+    if (code) goto done;
+    openblas_set_num_threads(1);
+    while (started < n && pthread_create(&all[started].thread, NULL, runLane, &all[started]) == 0) started++;
+    runLane(&all[0]);
+    for (int e = 1; e < started; e++) pthread_join(all[e].thread, NULL);
+    openblas_set_num_threads(had);
+    for (int e = 0; e < n && !code; e++)
+        if ((code = all[e].code) && err) *err = all[e].err;
+done:
+    for (int e = 0; e < n; e++) closeTwin(&all[e].t, all[e].owned, all[e].count);
+    free(all);
+    return code;
+}

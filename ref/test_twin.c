@@ -1,0 +1,264 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "reference.h"
+#include "twin_noise.h"
+#include "twin_trial.inc"
+
+static uint64_t next(uint64_t *x) {
+    uint64_t z = (*x += 0x9E3779B97F4A7C15ull);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+static double uniform(uint64_t *x) { return (double)(next(x) >> 11) * 0x1p-53; }
+static double normal(uint64_t *x) { return sqrt(-2 * log(uniform(x) + 0x1p-60)) * cos(6.283185307179586 * uniform(x)); }
+
+static void fillNormals(void *t, dualkv_dtype type, int64_t n, uint64_t *x) {
+    for (int64_t i = 0; t && i < n; i++) {
+        double v = normal(x);
+        dkv_encodeArray(&v, type, 1, (char *)t + i * (int64_t)dkv_dtypeSize(type));
+    }
+}
+static int fillRandom(const dkv_problem *p, const dkv_layout *l, const char *dir, dkv_inputs *in, dkv_err *err) {
+    const dualkv_problem *v = &l->view;
+    uint64_t x = p->seed;
+    (void)dir, (void)err;
+    fillNormals(in->q, p->dtype, v->tq * v->hq * v->dqk, &x);
+    fillNormals(in->k, p->dtype, v->tk * v->hkv * v->dqk, &x);
+    fillNormals(in->v, p->dtype, v->tk * v->hkv * v->dv, &x);
+    fillNormals(in->d_o, p->dtype, v->tq * v->hq * v->dv, &x);
+    fillNormals(in->d_lse, DUALKV_FP32, v->tq * v->hq, &x);
+    fillNormals(in->sink, DUALKV_FP32, v->hq, &x);
+    return 0;
+}
+
+/* ---- the parts ---- */
+
+/* Mean square of round(x + e) - round(x), x uniform and e normal, against the formula, for e from h/1000 to 3h. */
+static void test_flip(void **state) {
+    (void)state;
+    uint64_t r = 5;
+    for (double s = 0.001; s < 4; s *= 2) {
+        double real = 0, model = 0;
+        int n = s < 0.02 ? 400000 : 40000;
+        for (int i = 0; i < n; i++) {
+            double x = uniform(&r) * 64, y = rint(x), d = rint(x + s * normal(&r)) - y;
+            real += d * d;
+            model += dkv_flip(x, y, s * s, 1);
+        }
+        assert_true(model / real > 0.75 && model / real < 1.3);
+    }
+    assert_true(dkv_flip(1, 1, 1e-6, 1) < 1e-9); /* far from a midpoint nothing flips */
+    assert_true(dkv_flip(1.4999, 1, 1e-6, 1) > 0.4);
+}
+
+/* Chains of fp32 products: the variance that the checkpoints predict against chains that are run. */
+static void test_chains(void **state) {
+    (void)state;
+    dkv_problem p = {.dtype = DUALKV_FP32};
+    dualkv_arithmetic a = {.unit = 0x1p-24, .acc_unit = 0x1p-24, .acc_step = 1, .in_format = DUALKV_EXACT};
+    dkv_noise z;
+    uint64_t r = 9;
+    dkv_makeNoise(&p, &a, &z);
+    for (int kind = 0; kind < 3; kind++) /* random, with a common mean, one channel 20 times larger */
+        for (int d = 2; d <= 256; d *= 4) {
+            double real = 0, model = 0, x[256], y[256];
+            for (int i = 0; i < 1500; i++) {
+                float ux[256], uy[256], tmp, dot, sq, sum = 0;
+                double nx, ny, exact = 0;
+                for (int c = 0; c < d; c++) {
+                    x[c] = (float)((normal(&r) + (kind == 1)) * (kind == 2 && c == d / 3 ? 20 : 1));
+                    y[c] = (float)(normal(&r) + (kind == 1));
+                    float one = (float)x[c] * (float)y[c];
+                    sum += one;
+                    exact += x[c] * y[c];
+                }
+                dkv_unitRows(x, 1, d, ux, &nx);
+                dkv_unitRows(y, 1, d, uy, &ny);
+                dkv_chainSquares(&z, ux, uy, 1, 1, d, &tmp, &dot, &sq);
+                real += (sum - exact) * (sum - exact);
+                model += z.step2 * sq * nx * ny;
+            }
+            assert_true(model / real > 0.8 && model / real < 1.25);
+        }
+}
+
+/* ---- the clean kernel ---- */
+
+static const char *const shapes[] = {
+    "shape=100+3x70 heads=4:2 dim=64",
+    "shape=130+2x33,1 heads=2:2 dim=40:24 mask=window:30:4 dlse=on sinklogit=0.5 seed=2",
+    "shape=65+2x(17+2x9@30,5@3)@20,6/40 heads=7:1 dim=16 softcap=3 alibi=on seed=3",
+    "shape=60k+4x40@30,20 heads=2:1 dim=8 mask=full dlse=on seed=4",
+};
+static const char *const kernels[] = {"bm=64,bn=64", "bm=16,bn=48", "bm=32,bn=32,order=down", "bm=64,bn=512"};
+
+static void test_clean(void **state) {
+    (void)state;
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int type = 0; type < 3; type++) {
+            char line[300];
+            trial t;
+            snprintf(line, sizeof line, "%s dtype=%s", shapes[s], dkv_dtypeName((dualkv_dtype)type));
+            runTrial(&t, line, kernels[(s + (size_t)type) % 4], fillRandom);
+            for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+                int64_t n;
+                double z = rmsOf(&t, (dkv_tensor_id)id, &n);
+                if (n < 100) continue;
+                if (!(z > 0.8 && z < 1.2)) fail_msg("%s, %s: rms z %.3f", line, dkv_tensorName((dkv_tensor_id)id), z);
+            }
+            closeTrial(&t);
+        }
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    trial t;
+    runTrial(&t, shapes[0], "", fillRandom);
+    int64_t n[DKV_N_OUTPUTS];
+    dkv_countOutputs(&t.l, n);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        size_t bytes = sizeof(double) * (size_t)n[id];
+        if (!bytes) continue;
+        double *twin = malloc(bytes), *sigma2 = malloc(bytes);
+        memcpy(twin, dkv_outputAt(&t.o.twin, (dkv_tensor_id)id), bytes);
+        memcpy(sigma2, dkv_outputAt(&t.o.sigma2, (dkv_tensor_id)id), bytes);
+        consult(&t, 2);
+        assert_memory_equal(twin, dkv_outputAt(&t.o.twin, (dkv_tensor_id)id), bytes);
+        assert_memory_equal(sigma2, dkv_outputAt(&t.o.sigma2, (dkv_tensor_id)id), bytes);
+        free(twin);
+        free(sigma2);
+    }
+    closeTrial(&t);
+}
+
+/* ---- what must be seen ---- */
+
+typedef struct seen {
+    const char *kernel, *dtype;
+    dkv_tensor_id id;
+} seen;
+
+/* One rounding more than declared, or one in another place: far above a clean kernel's 1. */
+static void test_faults(void **state) {
+    (void)state;
+    static const seen faults[] = {
+        {"fault=X9", "bf16", DKV_DQ}, {"fault=X9", "fp16", DKV_DK},
+        {"fault=X8", "bf16", DKV_LSE}, {"fault=X13", "bf16", DKV_O}, {"fault=X15", "bf16", DKV_DQ},
+        {"fault=X15", "fp16", DKV_DQ}, {"fault=E4", "fp16", DKV_DQ}, {"fault=E4", "fp32", DKV_DK},
+        {"fault=E1", "bf16", DKV_DK}, {"fault=E1", "fp16", DKV_DV}, {"fault=E2", "bf16", DKV_O},
+        {"fault=X11", "bf16", DKV_DV},
+    };
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        char line[200];
+        trial t;
+        snprintf(line, sizeof line, "%s dtype=%s", shapes[0], faults[i].dtype);
+        runTrial(&t, line, faults[i].kernel, fillRandom);
+        double z = rmsOf(&t, faults[i].id, NULL);
+        if (!(z > 3)) fail_msg("%s, %s: rms z of %s only %.3f", faults[i].kernel, line, dkv_tensorName(faults[i].id), z);
+        closeTrial(&t);
+    }
+}
+
+/* The twin depends on the declared tile, order and roundings: each wrong declaration shows. */
+static void test_declared(void **state) {
+    (void)state;
+    trial t;
+    runTrial(&t, shapes[0], "bn=64", fillRandom);
+    dualkv_arithmetic right = t.a;
+    struct { dualkv_arithmetic a; dkv_tensor_id id; } wrong[] = {{right, DKV_O}, {right, DKV_O}, {right, DKV_O},
+                                                               {right, DKV_DQ}, {right, DKV_DV}, {right, DKV_DQ},
+                                                               {right, DKV_DK}};
+    wrong[0].a.key_tile = 32;
+    wrong[1].a.key_order = 1;
+    wrong[2].a.p_normalised = 1;
+    wrong[3].a.ds_format = DUALKV_EXACT;
+    wrong[4].a.p_format = DUALKV_EXACT;
+    wrong[5].a.delta_exact = 1;
+    wrong[6].a.partial_format = DUALKV_BF16;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        t.a = wrong[i].a;
+        consult(&t, 1);
+        double z = rmsOf(&t, wrong[i].id, NULL);
+        if (!(z > 3)) fail_msg("declaration %zu: rms z of %s only %.3f", i, dkv_tensorName(wrong[i].id), z);
+    }
+    t.a = right;
+    t.a.key_tile = 0;
+    consult(&t, 1);
+    assert_false(t.o.has_twin[DKV_O]);
+    assert_true(t.o.has_twin[DKV_LSE] && t.o.has_twin[DKV_DQ]);
+    closeTrial(&t);
+}
+
+/* Partial sums of two query heads, each rounded: what two KV heads with the same keys give, rounded and added. */
+static void test_partials(void **state) {
+    (void)state;
+    trial one, two;
+    openTrial(&one, "shape=40+2x30 heads=2:1 dim=16", fillRandom);
+    openTrial(&two, "shape=40+2x30 heads=2:2 dim=16", fillRandom);
+    int64_t tk = one.l.view.tk, d = 16;
+    memcpy(two.in.q, one.in.q, (size_t)(one.l.view.tq * 2 * d) * 2);
+    memcpy(two.in.d_o, one.in.d_o, (size_t)(one.l.view.tq * 2 * d) * 2);
+    for (int64_t j = 0; j < 2 * tk; j++) {
+        memcpy((uint16_t *)two.in.k + j * d, (uint16_t *)one.in.k + j / 2 * d, (size_t)d * 2);
+        memcpy((uint16_t *)two.in.v + j * d, (uint16_t *)one.in.v + j / 2 * d, (size_t)d * 2);
+    }
+    runKernel(&one, "");
+    runKernel(&two, "");
+    one.a.partial_format = DUALKV_BF16;
+    consult(&one, 1);
+    consult(&two, 1);
+    for (int64_t j = 0; j < tk; j++)
+        for (int64_t c = 0; c < d; c++) {
+            double a = dkv_roundTo(two.o.twin.dk[(2 * j) * d + c], DUALKV_BF16);
+            double b = dkv_roundTo(two.o.twin.dk[(2 * j + 1) * d + c], DUALKV_BF16);
+            assert_true(fabs(one.o.twin.dk[j * d + c] - a - b) <= 1e-12 * (fabs(a) + fabs(b)));
+            assert_true(one.o.sigma2.dk[j * d + c] >= 0);
+        }
+    closeTrial(&one);
+    closeTrial(&two);
+}
+
+/* NaN and infinity in one row's inputs, or in what the kernel left of it, stay with what depends on that row. */
+static void test_isolation(void **state) {
+    (void)state;
+    trial t, clean;
+    runTrial(&clean, "shape=30+2x20 heads=1:1 dim=8", "", fillRandom);
+    openTrial(&t, "shape=30+2x20 heads=1:1 dim=8", fillRandom);
+    for (int c = 0; c < 8; c++) { /* the second response's last token */
+        double bad = c & 1 ? NAN : INFINITY;
+        dkv_encodeArray(&bad, t.p.dtype, 1, (uint16_t *)t.in.v + 69 * 8 + c);
+        dkv_encodeArray(&bad, t.p.dtype, 1, (uint16_t *)t.in.k + 69 * 8 + c);
+    }
+    memcpy(t.got.o, clean.got.o, sizeof(double) * 70 * 8);
+    memcpy(t.got.lse, clean.got.lse, sizeof(double) * 70);
+    t.got.lse[69] = NAN;
+    t.a = clean.a;
+    consult(&t, 1);
+    for (int i = 0; i < 69 * 8; i++) {
+        assert_true(fabs(t.o.twin.o[i] - clean.o.twin.o[i]) < 1e-12);
+        assert_true(fabs(t.o.twin.dq[i] - clean.o.twin.dq[i]) < 1e-12);
+        assert_true(isfinite(t.o.sigma2.o[i]) && isfinite(t.o.sigma2.dq[i]));
+    }
+    for (int i = 30 * 8; i < 50 * 8; i++) { /* the first response's own keys */
+        assert_true(fabs(t.o.twin.dk[i] - clean.o.twin.dk[i]) < 1e-12);
+        assert_true(fabs(t.o.twin.dv[i] - clean.o.twin.dv[i]) < 1e-12);
+        assert_true(isfinite(t.o.sigma2.dk[i]) && isfinite(t.o.sigma2.dv[i]));
+    }
+    closeTrial(&t);
+    closeTrial(&clean);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_flip),     cmocka_unit_test(test_chains),   cmocka_unit_test(test_clean),
+        cmocka_unit_test(test_threads),  cmocka_unit_test(test_faults),   cmocka_unit_test(test_declared),
+        cmocka_unit_test(test_partials), cmocka_unit_test(test_isolation),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,299 @@
+/* twin_forward.c: O and LSE of the twin, one block of rows. */
+#include <cblas.h>
+#include <float.h>
+#include <string.h>
+
+#include "twin_impl.h"
+#include "vexp.h"
+
+#define SUBS (DKV_TILE_KEYS + 1)
+
+/* Key tiles of the kernel within the tile: cuts[0] = 0 < ... < cuts[k] = n; first[]: index among the range's key tiles. */
+static int64_t cutTile(const dkv_twin *t, int64_t *cuts, int64_t *first) {
+    const dualkv_segment *seg = &t->l->view.segments[t->b.node];
+    int64_t offset = t->t.j0 - t->l->view.ranges[seg->range_begin + t->t.range].pos, k = 0;
+    int64_t size = t->a->key_tile > 0 ? t->a->key_tile : DKV_TILE_KEYS;
+    *first = offset / size;
+    for (int64_t at = 0; at < t->t.n; at = (*first + ++k) * size - offset) cuts[k] = at;
+    cuts[k] = t->t.n;
+    return k;
+}
+
+static int64_t tilesBefore(const dkv_twin *t, int32_t range) {
+    const dualkv_segment *seg = &t->l->view.segments[t->b.node];
+    int64_t n = 0;
+    for (int32_t r = 0; r < range; r++)
+        n += (t->l->view.ranges[seg->range_begin + r].len + t->a->key_tile - 1) / t->a->key_tile;
+    return n;
+}
+
+/* A pass over the scores for each key tile's maximum, then the running maximum in the kernel's order. */
+static void fillMaxima(dkv_twin *t) {
+    const dualkv_segment *seg = &t->l->view.segments[t->b.node];
+    int64_t cuts[SUBS], first, n = tilesBefore(t, seg->range_count), m = t->b.m;
+    for (int64_t e = 0; e < m * n; e++) t->tile_max[e] = -INFINITY;
+    while (dkv_twinTile(t)) {
+        int64_t k = cutTile(t, cuts, &first), base = tilesBefore(t, t->t.range) + first;
+        for (int64_t i = 0; i < m; i++) {
+            dkv_twinScoreRow(t, i);
+            for (int64_t e = 0; e < k; e++) {
+                double x = dkv_maxOf(t->s + i * t->t.n + cuts[e], cuts[e + 1] - cuts[e]), *at = &t->tile_max[i * n + base + e];
+                *at = x > *at ? x : *at;
+            }
+        }
+    }
+    for (int64_t i = 0; i < m; i++) {
+        double top = -INFINITY, *row = t->tile_max + i * n;
+        for (int64_t e = 0; e < n; e++) {
+            double *at = t->a->key_order ? &row[n - 1 - e] : &row[e];
+            top = *at = *at > top ? *at : top;
+        }
+        t->max[i] = top;
+    }
+    t->t = (dkv_tile){.range = -1};
+}
+
+/* The reference that each key tile's P is taken against, and the row's own after the tile. Returns what sums so far are
+ * multiplied by. */
+static double setMaxima(dkv_twin *t, int64_t i, int64_t k, const int64_t *cuts, int64_t first, double *ref) {
+    const dualkv_segment *seg = &t->l->view.segments[t->b.node];
+    double old = t->max[i], top = old;
+    if (t->a->p_normalised) {
+        for (int64_t e = 0; e < k; e++) ref[e] = t->lse[i];
+        t->max[i] = t->lse[i];
+        return 1;
+    }
+    if (t->table) {
+        int64_t n = tilesBefore(t, seg->range_count), base = tilesBefore(t, t->t.range) + first;
+        for (int64_t e = 0; e < k; e++) ref[e] = t->tile_max[i * n + base + e];
+        return 1;
+    }
+    for (int64_t e = 0; e < k; e++) {
+        double x = dkv_maxOf(t->s + i * t->t.n + cuts[e], cuts[e + 1] - cuts[e]);
+        ref[e] = top = x > top ? x : top;
+    }
+    t->max[i] = top;
+    return old == top ? 1 : exp(old - top);
+}
+
+/* Of one key tile: P in units of the row's reference into p (`fade` = exp(ref - row's)), rounded; its variance over unit2
+ * into w. Masked pairs: s = -inf, P = 0. */
+DKV_CLONES
+static void roundedRow(const dkv_twin *t, int64_t n, const double *s, double ref, double fade, const double *vs,
+                       double *p, float *w, double *rel) {
+    dkv_rounder f = t->round_p;
+    dkv_spacing ulp = t->ulp_p;
+    double unit2 = t->z.unit2, exp2 = t->z.exp2, over = fade * fade / t->z.unit2;
+    for (int64_t j = 0; j < n; j++) {
+        double x = s[j] > -DBL_MAX ? s[j] - ref : 0, v = p[j] * p[j] * (vs[j] + unit2 * x * x + exp2);
+        rel[j] = v * over;
+        double y = dkv_roundBy(f, p[j]);
+        w[j] = (float)(dkv_flip(p[j], y, v, dkv_spacingAt(ulp, p[j])) * over);
+        p[j] = y * fade;
+    }
+}
+
+DKV_CLONES
+static void exactRow(const dkv_twin *t, int64_t n, const double *s, double ref, double fade, const double *vs, double *p,
+                     float *w, double *rel) {
+    double unit2 = t->z.unit2, exp2 = t->z.exp2, over = 1 / t->z.unit2, prod = t->z.prod_p2 * over;
+    for (int64_t j = 0; j < n; j++) {
+        double x = s[j] > -DBL_MAX ? s[j] - ref : 0, y = p[j] * fade, v = (vs[j] + unit2 * x * x + exp2) * over;
+        rel[j] = y * y * v;
+        w[j] = (float)(y * y * (v + prod));
+        p[j] = y;
+    }
+}
+
+/* The row sum over one key tile, term by term as the kernel adds: variance of the roundings. Where one of both is too
+ * small to be seen beside the other it is lost, and what is lost has one sign. */
+static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fade, const double *rel, const float *equal) {
+    double part = 0, squares = 0, lost = 0, noise = 0, u, stuck = t->z.stuck, old = t->sum[i];
+    for (int64_t j = 0; j < n; j++) {
+        double x = p[j] * fade, less = x < part ? x : part, more = x < part ? part : x;
+        double moves = less > stuck * more ? 1 : 0;
+        part += x;
+        u = dkv_spacingAt(t->ulp_sum, part);
+        squares += moves * u * u * equal[j]; /* the same number added again loses the same */
+        lost += (1 - moves) * less;
+        noise += rel[j] * equal[j];
+    }
+    t->score_var[i] += noise * t->z.unit2;
+    t->sum_var[i] += squares / 12;
+    t->lost[i] += lost;
+    t->sum[i] += part;
+    if (old > part * stuck && part > old * stuck) {
+        u = dkv_spacingAt(t->ulp_sum, t->sum[i]);
+        t->sum_var[i] += u * u / 12;
+    } else {
+        t->lost[i] += old < part ? old : part;
+    }
+}
+
+/* What was summed is multiplied by exp(old maximum - new), whose error is the same for all of it. */
+static void fadeRow(dkv_twin *t, int64_t i, double by, double shift) {
+    int64_t d = t->p->dv;
+    double by2 = by * by, rel = t->z.exp2 + t->z.unit2 * shift * shift, old, *acc = t->acc + i * d, *chain = t->chain + i * d;
+    double *a1 = t->a1 + i * d, *a2 = t->a2 + i * d, *loss = t->loss + i * d;
+    t->sum[i] *= by;
+    t->lost[i] *= by;
+    old = t->sum[i];
+    t->score_var[i] = t->score_var[i] * by2 + rel * old * old;
+    t->sum_var[i] = t->sum_var[i] * by2 + t->z.unit2 * t->sum[i] * t->sum[i];
+    for (int64_t c = 0; c < d; c++) {
+        acc[c] *= by;
+        loss[c] *= by;
+        a1[c] = a1[c] * by2 + rel * old * acc[c];
+        a2[c] = a2[c] * by2 + rel * acc[c] * acc[c];
+        chain[c] = chain[c] * by2 + t->z.unit2 * acc[c] * acc[c];
+    }
+}
+
+static void forwardRow(dkv_twin *t, int64_t i, int64_t k, const int64_t *cuts, int64_t first) {
+    double ref[SUBS], rel[DKV_TILE_KEYS], p[DKV_TILE_KEYS], by, was = t->max[i];
+    double *s = t->s + i * t->t.n;
+    dkv_twinScoreRow(t, i);
+    by = setMaxima(t, i, k, cuts, first, ref);
+    if (by != 1) fadeRow(t, i, by, by > 0 ? was - t->max[i] : 0);
+    for (int64_t e = 0; e < k; e++) {
+        int64_t at = cuts[e], n = cuts[e + 1] - at;
+        double fade = ref[e] == t->max[i] ? 1 : exp(ref[e] - t->max[i]);
+        if (ref[e] == -INFINITY) {
+            memset(s + at, 0, sizeof *s * (size_t)n);
+            memset(t->w + i * t->t.n + at, 0, sizeof *t->w * (size_t)n);
+            continue;
+        }
+        dkv_vexpShift(s + at, ref[e], p + at, (size_t)n);
+        memcpy(rel + at, p + at, sizeof *p * (size_t)n);
+        (t->p_rounded ? roundedRow : exactRow)(t, n, s + at, ref[e], fade, t->vs + at, rel + at, t->w + i * t->t.n + at,
+                                               t->wide);
+        memcpy(s + at, rel + at, sizeof *s * (size_t)n);
+        sumRow(t, i, n, p + at, fade, t->wide, t->equal_k + t->t.k_row + at);
+    }
+}
+
+/* Adds unit^2 * w [m, n] x [n, d] to out [m, d]. */
+static void addVariance(dkv_twin *t, const float *w, const float *x, int64_t d, double unit, double *out) {
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)t->b.m, (int)d, (int)t->t.n, 1, w, (int)t->t.n, x, (int)d,
+                0, t->prod, (int)d);
+    for (int64_t e = 0; e < t->b.m * d; e++) out[e] += unit * t->prod[e];
+}
+
+/* |x| as float, for the sums of |terms|. */
+static void magnitudes(const double *x, int64_t n, float *out) {
+    for (int64_t e = 0; e < n; e++) out[e] = isfinite(x[e]) ? (float)fabs(x[e]) : 0;
+}
+
+static void forwardTile(dkv_twin *t) {
+    int64_t cuts[SUBS], first, k = cutTile(t, cuts, &first), m = t->b.m, d = t->p->dv;
+    double *before = t->before;
+    for (int64_t i = 0; i < m; i++) forwardRow(t, i, k, cuts, first);
+    memcpy(before, t->acc, sizeof *before * (size_t)(m * d));
+    dkv_addRows(&t->h, &t->b, &t->t, 1, t->s, t->t.v, d, t->t.finite, t->acc, d);
+    addVariance(t, t->w, t->v2, d, t->z.unit2 * t->v_unit * t->v_unit, t->a2);
+    if (!t->p_rounded) {
+        for (int64_t j = 0; j < t->t.n; j++)
+            for (int64_t c = 0; c < d; c++)
+                t->v1[j * d + c] = isfinite(t->t.v[j * d + c]) ? (float)(t->t.v[j * d + c] / t->v_unit) * t->equal_kv[t->t.k_row + j] : 0;
+        addVariance(t, t->w, t->v1, d, t->z.unit2 * t->v_unit, t->a1);
+    }
+    if (t->z.gain > 0) {
+        magnitudes(t->s, m * t->t.n, t->w);
+        magnitudes(t->t.v, t->t.n * d, t->v1);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)t->t.n, 1, t->w, (int)t->t.n, t->v1,
+                    (int)d, 0, t->prod, (int)d);
+    }
+    double alike = dkv_twinAlike(dkv_twinMean(t->equal_kv + t->t.k_row, t->t.n));
+    for (int64_t i = 0; i < m; i++) {
+        double n = 0, p2 = 0, least = t->z.stuck * t->sum[i];
+        for (int64_t j = i * t->t.n; j < (i + 1) * t->t.n; j++) {
+            p2 += t->s[j] * t->s[j];
+            n += t->s[j] > least;
+        }
+        t->terms[i] += n;
+        for (int64_t c = 0; c < d; c++) {
+            int64_t e = i * d + c;
+            t->chain[e] += alike * dkv_twinChain(&t->z, before[e], t->acc[e], n, p2 * t->v_mean2[c]);
+            if (t->z.gain > 0) t->loss[e] += dkv_twinLoss(&t->z, before[e], t->acc[e], n, t->prod[e]);
+        }
+    }
+}
+
+/* The sink is one more logit, whose value is 0, met after the keys. */
+static void addSink(dkv_twin *t, int64_t i) {
+    double sink = t->in->sink[t->h.kvh * t->h.g + i % t->h.g], top = sink > t->max[i] ? sink : t->max[i], x, by, v;
+    if (t->a->p_normalised) return;
+    by = t->max[i] == -INFINITY ? 0 : exp(t->max[i] - top);
+    t->max[i] = top;
+    if (by != 1) fadeRow(t, i, by, by > 0 ? log(by) : 0);
+    x = exp(sink - top);
+    v = t->z.unit2 * (sink - top) * (sink - top) + t->z.exp2;
+    t->sum[i] += x;
+    t->score_var[i] += x * x * v;
+    t->sum_var[i] += t->z.unit2 * t->sum[i] * t->sum[i];
+}
+
+/* LSE = max + log(sum). The maximum's own error cancels: it is in every exponent too. */
+static void finishLse(dkv_twin *t, int64_t i) {
+    double l = t->sum[i], g = log(l), lse = t->max[i] + g, u = dkv_spacingAt(t->ulp_lse, fabs(lse)), v = dkv_spacingAt(t->ulp_lse, fabs(g));
+    double rel = (t->score_var[i] + t->sum_var[i] + t->lost[i] * t->lost[i]) / (l * l);
+    double fine = fmin(dkv_spacingAt(t->ulp_lse, fabs(t->max[i])), v); /* both are multiples of it */
+    double last = fine < u ? (u * u + 2 * fine * fine) / 12 : 0;
+    if (last > g * g) last = g * g;
+    t->sum_var[i] = rel;
+    t->delta_var[i] = rel + t->z.log2 / t->z.lse2 * v * v / 12 + last;
+    t->lse[i] = lse;
+}
+
+static void finishRow(dkv_twin *t, int64_t i) {
+    int64_t d = t->p->dv;
+    double l = t->a->p_normalised ? 1 : t->sum[i];
+    double *o = t->acc + i * d, *var = t->chain + i * d;
+    bool fp32 = t->a->out_format == DUALKV_FP32;
+    if (t->sum[i] == 0) { /* no key, no sink: exact */
+        t->lse[i] = -INFINITY;
+        t->delta_var[i] = 0;
+        memset(o, 0, sizeof *o * (size_t)d);
+        memset(var, 0, sizeof *var * (size_t)d);
+        memset(t->o_exact + i * d, 0, sizeof *o * (size_t)d);
+        memset(t->o_var + i * d, 0, sizeof *o * (size_t)d);
+        return;
+    }
+    finishLse(t, i);
+    double own = t->sum_var[i] - t->score_var[i] / (t->sum[i] * t->sum[i]); /* of the sum's roundings alone */
+    for (int64_t c = 0; c < d; c++) {
+        double a1 = t->a1[i * d + c], a2 = t->a2[i * d + c], x = (o[c] - t->loss[i * d + c]) / l, y = o[c] / l;
+        double u = dkv_spacingAt(t->ulp_out, fabs(x)), scores;
+        scores = t->p_rounded ? a2 / (l * l) + y * y * t->score_var[i] / (l * l)
+                              : (a2 - 2 * y * a1 + y * y * t->score_var[i]) / (l * l);
+        if (t->a->p_normalised) scores = a2;
+        o[c] = x;
+        var[c] = (scores > 0 ? scores : 0) + var[c] / (l * l) + x * x * (own > 0 ? own : 0);
+        var[c] += t->lost[i] * t->lost[i] / (l * l) * t->v_mean2[c] + 0x1p-100 * x * x; /* the last: our own arithmetic */
+        t->o_exact[i * d + c] = x;
+        t->o_var[i * d + c] = var[c];
+        bool divides = fabs(l - 1) > t->z.stuck; /* dividing by 1 is exact */
+        var[c] = dkv_twinStored(x, var[c], divides || !fp32 ? u : 0, t->a->out_format);
+    }
+}
+
+void dkv_twinForward(dkv_twin *t) {
+    int64_t m = t->b.m, d = t->p->dv;
+    size_t row = sizeof(double) * (size_t)m, all = row * (size_t)d;
+    double *zeros[] = {t->sum, t->sum_var, t->lost, t->terms, t->score_var};
+    for (size_t e = 0; e < sizeof zeros / sizeof *zeros; e++) memset(zeros[e], 0, row);
+    double *wide[] = {t->acc, t->chain, t->loss, t->a1, t->a2};
+    for (size_t e = 0; e < sizeof wide / sizeof *wide; e++) memset(wide[e], 0, all);
+    for (int64_t i = 0; i < m; i++) t->max[i] = -INFINITY;
+    dkv_getLse(&t->h, &t->b, t->out->truth.lse, t->lse);
+    if (t->table) fillMaxima(t);
+    while (dkv_twinTile(t)) forwardTile(t);
+    for (int64_t i = 0; i < m; i++) {
+        if (t->in->sink) addSink(t, i);
+        finishRow(t, i);
+    }
+    dkv_putRows(&t->h, &t->b, t->acc, d, t->out->twin.o);
+    dkv_putRows(&t->h, &t->b, t->chain, d, t->out->sigma2.o);
+    dkv_putLse(&t->h, &t->b, t->lse, t->out->twin.lse);
+    dkv_putLse(&t->h, &t->b, t->delta_var, t->out->sigma2.lse);
+}

@@ -1,0 +1,122 @@
+/* twin_impl.h: what the files of the twin share (oracle_twin.c, twin_forward.c, twin_backward.c). */
+#ifndef DKV_TWIN_IMPL_H
+#define DKV_TWIN_IMPL_H
+
+#include "oracle.h"
+#include "twin_noise.h"
+
+/* Resolvers of clones run before a sanitizer is ready. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define DKV_CLONES
+#else
+#define DKV_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+
+/* Sums of gradients of keys: x and its variance, element (row, c) at row * ld + c. */
+typedef struct dkv_keySum {
+    double *x, *var;
+    int64_t ld;
+} dkv_keySum;
+
+/* One thread's work on one KV head. Tile arrays are [m, n]. */
+typedef struct dkv_twin {
+    const dkv_problem *p;
+    const dkv_layout *l;
+    const dkv_inputs *in;
+    const dualkv_arithmetic *a;
+    const double *kernel_o, *kernel_lse;
+    dkv_oracle *out;
+    dkv_noise z;
+    dkv_rounder round_in, round_s, round_p, round_ds;
+    dkv_spacing ulp_s, ulp_p, ulp_ds, ulp_out, ulp_part, ulp_lse, ulp_sum;
+    bool p_rounded, ds_rounded, s_rounded, scale_exact, table; /* table: maxima by key tile from a pass of their own */
+    dkv_head h;
+    dkv_block b;
+    dkv_tile t;
+    dkv_chainFit fit_s, fit_dp;
+    float *equal_k, *equal_kv, *equal_any, *equal_own; /* [tk]: a segment's keys, with V or without; [tq, g]: a group's, a node's rows */
+    /* of the block */
+    float *q1, *o1;        /* unit rows of q, dO */
+    double *q_norm, *o_norm;
+    double *before;        /* [m or n, d] */
+    double *acc, *chain, *loss, *a1, *a2; /* [m, d]: a sum over keys, its chain's variance, expected loss; terms */
+    float *prod;           /* [m or n, d] of one product */
+    double *max, *sum, *sum_var, *lost, *terms, *score_var, *delta, *delta_var, *lse;  /* [m] */
+    double *tile_max;      /* [m, key tiles] */
+    double *o_kernel;      /* [m, dv]: what backward's delta is made of */
+    double *o_exact, *o_var; /* [m, dv]: O before its rounding, and its variance */
+    float *q2, *do2, *flat; /* [m, d]: squares, scaled; magnitudes */
+    double q_unit, do_unit; /* powers of two that they were divided by, before squaring */
+    /* of the tile */
+    float *k1, *v1, *k2, *v2;
+    double *k_norm, *v_norm, k_unit, v_unit;
+    double *s, *cap, *dp, *vs, *vd; /* vs, vd: variances of score and dP; one row each */
+    float *sq, *dot, *tmp, *sq_dp, *dot_dp, *w, *w2;
+    double *wide;          /* [m, n] */
+    double *col, *col_n;   /* [n]: running sum of P over rows, terms that count */
+    double *row_p2, *row_ds2, *col_p2, *col_ds2;   /* sums of squares: [m], [m], [n], [n] */
+    double *k_mean2, *v_mean2, *q_mean2, *do_mean2; /* [d]: mean squares over the tile's keys, the block's rows */
+    int64_t parts;         /* accumulators of dK and dV: query heads if partial sums are rounded, else 1 */
+    dkv_keySum *dk, *dv;   /* [parts] */
+    double *sink_sum, *sink_var; /* [g] */
+} dkv_twin;
+
+/* Loads the next tile: its keys rounded as declared, unit rows and squares; scores into t->s, their chains into t->sq.
+ * False at the end of the block. */
+bool dkv_twinTile(dkv_twin *t);
+/* Of row i: variance of each score into t->vs; adds the chains' expected loss to the scores; rounds them if declared. */
+void dkv_twinScoreRow(dkv_twin *t, int64_t i);
+/* Squares of x [n, d] over *unit^2, a power of two near the largest magnitude; times weight[row] where not NULL. */
+void dkv_twinSquares(const double *x, int64_t n, int64_t d, const float *weight, float *out, double *unit);
+
+/* Mean square of round(x + e) - x, e of variance e2 and h the format's spacing: e2 + h^2/12 over all x. As long as e is
+ * small beside h, up to h/4, the rounding of this x is foreseen. */
+static inline double dkv_twinStored(double x, double e2, double h, int32_t format) {
+    double d = x - dkv_roundTo(x, format), r = h > 0 ? e2 / (h * h) : 0, w = r < 0.0625 ? 256 * r * r : 1;
+    return e2 + (1 - w) * d * d + w * h * h / 12;
+}
+
+/* Equal terms lose equally while the sum stays between the same powers of two: a part of their losses adds up before it
+ * is squared. Factor on a chain's variance, `equal` being the mean number of equal terms; the part is calibrated. */
+#define DKV_TWIN_ALIKE 0.4
+static inline double dkv_twinAlike(double equal) { return 1 + DKV_TWIN_ALIKE * (equal - 1); }
+
+static inline double dkv_twinMean(const float *x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i];
+    return n > 0 ? sum / (double)n : 1;
+}
+
+/* Mean square of each column of x [n, d]; what is not finite left out. */
+void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out);
+
+/* A sum of products over `count` more terms went from `before` to `after`; `squares` = sum of terms squared, about.
+ * Variance of its roundings: the partial sums squared of a random walk between both ends. */
+static inline double dkv_twinChain(const dkv_noise *z, double before, double after, double count, double squares) {
+    if (count < 1) return 0;
+    double d = after - before, random = squares - d * d / count;
+    double near = count * before * before + before * d * (count + 1) + d * d * (count + 1) * (2 * count + 1) / (6 * count);
+    near += random > 0 ? random * (count + 1) / 6 : 0;
+    if (before == 0 && !z->truncates) { /* the first term is added to 0 */
+        double first = count == 1 || near < squares ? near / count : squares / count;
+        near -= first;
+    }
+    if (!(z->fold > 0)) return z->step2 * near;
+    double within = z->fold < count ? z->fold : count;
+    return z->unit2 * near / z->fold + z->step2 * (d * d * within / count + squares) * within / 2;
+}
+/* Its expected loss, signed as the sum; `size` = sum of |terms|. A sum of random signs loses what the accumulator's own
+ * cut takes, DKV_TWIN_CUT of the whole; a sum of one sign all of it. */
+#define DKV_TWIN_CUT 0.16
+static inline double dkv_twinLoss(const dkv_noise *z, double before, double after, double count, double size) {
+    double d = after - before, along = (before * (count - 1) + after * (count + 1)) / 2;
+    double same = size > 0 ? fabs(d) / size : 0;
+    if (count < 1) return 0;
+    if (z->fold > 0) along = d * (z->fold < count ? z->fold : count) / 2;
+    return z->gain * along * (DKV_TWIN_CUT + (1 - DKV_TWIN_CUT) * (same < 1 ? same : 1));
+}
+
+void dkv_twinForward(dkv_twin *t);  /* one block: O, LSE */
+void dkv_twinBackward(dkv_twin *t); /* one block: dQ; adds to dK, dV, dSink */
+
+#endif

@@ -1,0 +1,177 @@
+/* twin_noise.c: see twin_noise.h. */
+#include "twin_noise.h"
+
+#include <cblas.h>
+#include <stdlib.h>
+
+#define CHECKPOINTS 8 /* along a chain over the head dimension */
+
+void dkv_makeNoise(const dkv_problem *p, const dualkv_arithmetic *a, dkv_noise *z) {
+    double u2 = a->unit * a->unit, acc2 = a->acc_truncates ? 2 * u2 : a->acc_unit * a->acc_unit;
+    bool wide = p->dtype == DUALKV_FP32 && a->in_format == DUALKV_EXACT && a->unit > 0x1p-30;
+    int step = a->acc_step > 1 ? a->acc_step : 1;
+    *z = (dkv_noise){.unit2 = DKV_ROUND_VAR * u2, .lse2 = DKV_ROUND_VAR * 0x1p-48, .step = step};
+    z->step2 = DKV_ROUND_VAR * acc2 / step;
+    z->prod2 = wide && step == 1 ? z->unit2 : 0;
+    z->prod_p2 = z->prod2;
+    z->exp2 = DKV_ROUND_VAR * a->exp_error * a->exp_error;
+    z->log2 = DKV_ROUND_VAR * a->log_error * a->log_error;
+    z->tanh2 = DKV_ROUND_VAR * a->tanh_error * a->tanh_error;
+    z->stuck = a->unit;
+    z->truncates = a->acc_truncates != 0;
+    z->gain = z->truncates ? 2 * a->acc_gain / step : 0;
+    z->fold = a->acc_fold > 0 ? (double)a->acc_fold * step : 0;
+}
+
+dkv_spacing dkv_makeSpacing(int32_t format) {
+    double u = dkv_unitRoundoff(format);
+    if (!(u > 0)) return (dkv_spacing){0, 0};
+    return (dkv_spacing){dkv_underflow(format) / u, 2 * u};
+}
+
+void dkv_unitRows(const double *x, int64_t n, int64_t d, float *out, double *norm2) {
+    for (int64_t i = 0; i < n; i++, x += d, out += d) {
+        double top = 0, sum = 0;
+        for (int64_t c = 0; c < d; c++) top = fabs(x[c]) > top ? fabs(x[c]) : top;
+        for (int64_t c = 0; c < d; c++) sum += (x[c] / top) * (x[c] / top);
+        bool use = top > 0 && isfinite(sum) && isfinite(top);
+        double unit = use ? 1 / (sqrt(sum) * top) : 0;
+        norm2[i] = use ? sum * top * top : 0;
+        for (int64_t c = 0; c < d; c++) out[c] = use ? (float)(x[c] * unit) : 0;
+    }
+}
+
+/* Between checkpoints T_a and T_b, l products apart, a sum of random terms has E sum T_t^2 = T_a^2 (l-1)/2 + T_b^2 (l+1)/2.
+ * The first addition, to 0, is exact. Of a product's own rounding, E sum x^2 = (T_b - T_a)^2. */
+void dkv_chainSquares(const dkv_noise *z, const float *a, const float *b, int64_t m, int64_t n, int64_t d, float *tmp,
+                      float *dot, float *sq) {
+    int64_t parts = d < CHECKPOINTS ? d : CHECKPOINTS, size = m * n;
+    float own = (float)(z->prod2 / z->step2);
+    for (int64_t k = 0; k < parts; k++) {
+        int64_t c0 = d * k / parts, l = d * (k + 1) / parts - c0;
+        float before = (float)(l - 1) / 2, after = (float)(l + 1) / 2 - (k == 0 ? 1 / (float)l : 0);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)l, 1, a + c0, (int)d, b + c0, (int)d,
+                    0, tmp, (int)n);
+        if (k == 0) {
+            for (int64_t e = 0; e < size; e++) {
+                dot[e] = tmp[e];
+                sq[e] = (after + own) * tmp[e] * tmp[e];
+            }
+        } else {
+            for (int64_t e = 0; e < size; e++) {
+                float t = dot[e] + tmp[e];
+                sq[e] += before * dot[e] * dot[e] + after * t * t + own * tmp[e] * tmp[e];
+                dot[e] = t;
+            }
+        }
+    }
+}
+
+/* The tensor core's step (tolerance page): products and accumulator aligned to the largest exponent, cut below 2^-25 of
+ * it, summed, cut to 24 bits, toward zero. */
+static double truncatingStep(double acc, const double *a, const double *b, int64_t n) {
+    double top = fabs(acc), sum, quantum;
+    for (int64_t c = 0; c < n; c++) top = fabs(a[c] * b[c]) > top ? fabs(a[c] * b[c]) : top;
+    if (!(top > 0) || !isfinite(top)) return acc;
+    quantum = ldexp(1, ilogb(top) - 25);
+    sum = trunc(acc / quantum);
+    for (int64_t c = 0; c < n; c++) sum += trunc(a[c] * b[c] / quantum);
+    if (sum == 0) return 0;
+    double cut = ldexp(1, ilogb(sum) - 23);
+    return (cut > 1 ? trunc(sum / cut) * cut : sum) * quantum;
+}
+
+static double runChain(const dkv_noise *z, const double *a, const double *b, int64_t d) {
+    float t = 0;
+    double acc = 0;
+    if (z->truncates) {
+        for (int64_t c = 0; c < d; c += z->step) acc = truncatingStep(acc, a + c, b + c, d - c < z->step ? d - c : z->step);
+        return acc;
+    }
+    for (int64_t c = 0; c < d; c++) {
+        float x = (float)a[c] * (float)b[c];
+        t += x;
+    }
+    return t;
+}
+
+void dkv_startFit(dkv_chainFit *f) {
+    memset(f, 0, sizeof *f);
+    for (int e = 0; e < DKV_CHAIN_BINS; e++) f->var[e] = 1;
+}
+
+void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t n, int64_t d, dkv_chainFit *f) {
+    float ua[256], ub[256], tmp, dot, sq;
+    double na, nb;
+    if (d > 256 || z->unit2 < 0x1p-80) return;
+    for (int64_t i = 0; i < n; i++, a += d, b += d) {
+        double sum = 0;
+        dkv_unitRows(a, 1, d, ua, &na);
+        dkv_unitRows(b, 1, d, ub, &nb);
+        if (!(na > 0) || !(nb > 0)) continue;
+        dkv_chainSquares(z, ua, ub, 1, 1, d, &tmp, &dot, &sq);
+        for (int64_t c = 0; c < d; c++) sum += a[c] * b[c];
+        double e = runChain(z, a, b, d) - sum, unit = 1 / (na * nb);
+        int bin = dkv_chainBin(sq);
+        if (!isfinite(e) || !isfinite(unit)) continue;
+        f->model[bin] += z->step2 * sq;
+        f->real[bin] += e * e * unit;
+        f->drift[bin] += e * sum * unit;
+        f->size[bin] += sum * sum * unit;
+        f->count[bin]++;
+    }
+}
+
+/* Bins with few samples lean on their neighbours, and where nothing was sampled the model stands. */
+void dkv_endFit(dkv_chainFit *f) {
+    for (int e = 0; e < DKV_CHAIN_BINS; e++) {
+        double model = 0, real = 0, drift = 0, size = 0, count = 0;
+        for (int w = 0; w < DKV_CHAIN_BINS && count < 64; w++)
+            for (int s = -1; s <= (w ? 1 : -1); s += 2) {
+                int at = e + s * w;
+                if (at < 0 || at >= DKV_CHAIN_BINS) continue;
+                model += f->model[at], real += f->real[at], count += f->count[at];
+                drift += f->drift[at], size += f->size[at];
+            }
+        if (count < 16 || !(model > 0)) continue;
+        f->gain[e] = size > 0 ? (float)(drift / size) : 0;
+        f->var[e] = (float)(real / model);
+    }
+}
+
+uint64_t dkv_hashBytes(uint64_t h, const void *x, size_t n) {
+    const unsigned char *b = x;
+    uint64_t w;
+    for (; n >= 8; n -= 8, b += 8) {
+        memcpy(&w, b, 8);
+        h = (h ^ w) * 0x9E3779B97F4A7C15ull;
+        h ^= h >> 29;
+    }
+    for (; n; n--) h = (h ^ *b++) * 0x100000001b3ull;
+    return h ^ h >> 32;
+}
+
+typedef struct entry {
+    uint64_t hash;
+    int64_t at;
+    int32_t cls;
+} entry;
+
+static int compareEntries(const void *x, const void *y) {
+    const entry *a = x, *b = y;
+    if (a->cls != b->cls) return a->cls < b->cls ? -1 : 1;
+    return a->hash < b->hash ? -1 : a->hash > b->hash;
+}
+
+int dkv_countEqual(const uint64_t *hash, const int32_t *cls, int64_t n, float *count, dkv_err *err) {
+    entry *all = malloc(sizeof *all * (size_t)(n ? n : 1));
+    if (!all) return dkv_fail(err, DKV_EHARNESS, "out of memory: %lld rows to compare", (long long)n);
+    for (int64_t i = 0; i < n; i++) all[i] = (entry){hash[i], i, cls[i]};
+    qsort(all, (size_t)n, sizeof *all, compareEntries);
+    for (int64_t i = 0, end; i < n; i = end) {
+        for (end = i; end < n && compareEntries(&all[i], &all[end]) == 0; end++) {}
+        for (int64_t e = i; e < end; e++) count[all[e].at] = (float)(end - i);
+    }
+    free(all);
+    return DKV_OK;
+}

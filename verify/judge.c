@@ -1,0 +1,407 @@
+/* judge.c: see judge.h. Statistics of the residual to the twin, of one tensor or one region of it:
+ *
+ *   X_row    mean over the row's elements of min(z^2, C). Rows are independent, elements of a row are not; rows that are
+ *            equal (duplicated responses) count once, by weight. 0 <= X <= C, so Bernstein's inequality holds whatever
+ *            the tails: P(mean X > mu + sqrt(2 V L/n) + C L/(3 n_max)) < e^-L.
+ *   V        variance of X: at least 2, that of a row of one coherent normal error; else what the sample shows.
+ *   mu       SIGMA^2: by how much the twin's sigma may be off. Calibrated (TOLERANCE-TWIN.md), not derived; so are MEAN
+ *            and GAIN, the means that clean kernels show.
+ *   gain     slope of (got - rounded twin) on the twin, weights 1/(sigma^2 + ulp^2/12), standard error from rows. */
+#include "judge.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../ref/dtype.h"
+
+#define SIGMA 1.25
+#define MEAN 0.35
+#define GAIN (1.0 / 64) /* of the output's unit roundoff */
+#define PARTS 3         /* the tensor, its prompts, its responses */
+#define TESTS (3 * PARTS)
+#define CLIP_MIN 9.0
+#define CLIP_MAX 100.0
+#define EXACT 0x1p-42   /* sigma below this share of the value: nothing was rounded */
+#define COINCIDENCE 1e-6 /* |z| below: both are exact, and tell nothing about sigma */
+
+/* Geometry of one tensor: rows x heads vectors of d elements; LSE lies [head, row]. */
+typedef struct shape {
+    int64_t rows, heads, d;
+    bool keys, by_head; /* rows are keys; LSE-like */
+} shape;
+
+static shape shapeOf(const dkv_problem *p, const dkv_layout *l, dkv_tensor_id id) {
+    int64_t tq = l->view.tq, tk = l->view.tk;
+    switch (id) {
+    case DKV_O: return (shape){tq, p->hq, p->dv, false, false};
+    case DKV_LSE: return (shape){tq, p->hq, 1, false, true};
+    case DKV_DQ: return (shape){tq, p->hq, p->dqk, false, false};
+    case DKV_DK: return (shape){tk, p->hkv, p->dqk, true, false};
+    case DKV_DV: return (shape){tk, p->hkv, p->dv, true, false};
+    default: return (shape){1, p->hq, 1, false, false};
+    }
+}
+
+static int64_t vectorAt(const shape *s, int64_t row, int64_t head) {
+    return (s->by_head ? head * s->rows + row : row * s->heads + head) * s->d;
+}
+
+/* err/bound; INFINITY where that says nothing. Where the truth is NaN nothing is defined; where it overflows the type, the
+ * infinity of its sign is right. */
+static double ratioOf(double got, double truth, double bound, bool lse, int32_t format) {
+    if (isnan(truth)) return 0;
+    if (isinf(truth)) return got == truth || (!isfinite(got) && !(lse && truth < 0)) ? 0 : INFINITY;
+    if (isinf(got)) {
+        double most = dkv_maxFinite(format), half = dkv_ulp(most, format) / 2;
+        return (got > 0) == (truth > 0) && fabs(truth) + bound >= most + half ? 0 : INFINITY;
+    }
+    double err = fabs(got - truth);
+    if (err == 0) return 0;
+    return err <= bound ? err / bound : bound > 0 && err < INFINITY ? err / bound : INFINITY;
+}
+
+static void findPlace(const dkv_layout *l, const dualkv_arithmetic *a, const shape *s, int64_t row, dkv_where *w) {
+    const dualkv_problem *v = &l->view;
+    int32_t lo = 0, hi = v->n_segments;
+    if (s->rows == 1 && !s->keys && s->d == 1 && v->tq != 1) { /* dSink: no row */
+        w->group = w->segment = w->row = w->tile_edge = -1;
+        return;
+    }
+    while (hi - lo > 1) { /* last segment that starts at or before the row and is not empty */
+        int32_t mid = lo + (hi - lo) / 2;
+        if ((s->keys ? v->segments[mid].k_start : v->segments[mid].q_start) <= row) lo = mid;
+        else hi = mid;
+    }
+    while (lo > 0 && (s->keys ? v->segments[lo].k_len : v->segments[lo].q_len) == 0) lo--;
+    w->segment = lo;
+    w->group = v->segments[lo].group;
+    w->row = row - (s->keys ? v->segments[lo].k_start : v->segments[lo].q_start);
+    w->region = v->segments[lo].depth > 0;
+    w->tile_edge = -1;
+    if (a->key_tile > 0) {
+        int64_t past = w->row % a->key_tile, before = a->key_tile - past;
+        w->tile_edge = past < before ? past : before;
+    }
+}
+
+/* ---- the bound ---- */
+
+static void judgeBound(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_oracle *o, dkv_tensor_id id,
+                       const shape *s, const uint8_t *region, const double *got, dkv_judgement *j) {
+    const double *truth = dkv_outputAt(&o->truth, id), *bound = dkv_outputAt(&o->bound, id);
+    int32_t format = id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : a->out_format;
+    int64_t worst_row = -1;
+    for (int64_t row = 0; row < s->rows; row++)
+        for (int64_t h = 0; h < s->heads; h++)
+            for (int64_t at = vectorAt(s, row, h), c = 0; c < s->d; c++, at++) {
+                double r = ratioOf(got[at], truth[at], bound[at], id == DKV_LSE, format);
+                dkv_part *part = &j->region[region[row]];
+                part->total++;
+                part->bad += !(r <= 1);
+                part->nonfinite += !isfinite(got[at]) && isfinite(truth[at]);
+                if (r > part->max_ratio) part->max_ratio = r;
+                if (worst_row >= 0 && !(r > j->all.max_ratio)) continue;
+                j->all.max_ratio = r;
+                worst_row = row;
+                j->worst = (dkv_where){.row = row, .head = h, .dim = s->d > 1 ? c : -1, .got = got[at],
+                                       .want = truth[at], .bound = bound[at]};
+            }
+    for (int e = 0; e < 2; e++) {
+        j->all.total += j->region[e].total;
+        j->all.bad += j->region[e].bad;
+        j->all.nonfinite += j->region[e].nonfinite;
+    }
+    if (worst_row >= 0) findPlace(l, a, s, worst_row, &j->worst);
+    j->failed = j->all.bad > 0;
+}
+
+/* ---- the twin ---- */
+
+typedef struct row_stat { /* of one vector */
+    uint64_t hash;        /* of its twin: equal rows are one observation */
+    int64_t at;
+    int region, equal;    /* equal: rows of the region that are the same */
+    double square, mean, slope, weight; /* of min(z^2, C), of z; sums for the slope */
+} row_stat;
+
+static int compareRows(const void *x, const void *y) {
+    const row_stat *a = x, *b = y;
+    if (a->region != b->region) return a->region - b->region;
+    return a->hash < b->hash ? -1 : a->hash > b->hash ? 1 : a->at < b->at ? -1 : a->at > b->at;
+}
+
+static uint64_t hashVector(const double *x, int64_t n) {
+    uint64_t h = 0x9E3779B97F4A7C15ull, w;
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(&w, &x[i], sizeof w);
+        h = (h ^ w) * 0xD1B54A32D192ED03ull;
+        h ^= h >> 31;
+    }
+    return h;
+}
+
+/* Informative vectors of the tensor, sorted so that equal ones lie together; how many of each. */
+static int64_t gatherRows(const shape *s, const uint8_t *region, const double *twin, const double *sigma2,
+                          row_stat *rows) {
+    int64_t n = 0;
+    for (int64_t row = 0; row < s->rows; row++)
+        for (int64_t h = 0; h < s->heads; h++) {
+            int64_t at = vectorAt(s, row, h), use = 0;
+            for (int64_t c = 0; c < s->d; c++) use += isfinite(twin[at + c]) && isfinite(sigma2[at + c]);
+            if (use) rows[n++] = (row_stat){.hash = hashVector(twin + at, s->d), .at = at, .region = region[row]};
+        }
+    qsort(rows, (size_t)n, sizeof *rows, compareRows);
+    for (int64_t i = 0, end; i < n; i = end) {
+        for (end = i; end < n && rows[end].hash == rows[i].hash && rows[end].region == rows[i].region; end++) {}
+        for (int64_t e = i; e < end; e++) rows[e].equal = (int)(end - i > 1 << 30 ? 1 << 30 : end - i);
+    }
+    return n;
+}
+
+/* z of every element of the vector; false if none tells anything. */
+static bool measureRow(const double *got, const double *twin, const double *sigma2, int64_t d, int32_t format,
+                       double clip, row_stat *r) {
+    double n = 0, square = 0, mean = 0, top = sqrt(clip);
+    for (int64_t c = 0; c < d; c++) {
+        double t = twin[c], e = got[c] - t, h, s2 = sigma2[c], z, w;
+        if (!isfinite(t) || !isfinite(s2)) continue;
+        h = dkv_ulp(t, format);
+        if (s2 <= EXACT * EXACT * t * t) { /* exact: only half a unit and more is an error */
+            if (!(fabs(e) > h / 2)) continue;
+            s2 = h * h / 12;
+        }
+        z = isfinite(e) ? e / sqrt(s2) : top;
+        if (fabs(z) < COINCIDENCE) continue;
+        n++;
+        square += z * z < clip ? z * z : clip;
+        mean += z > top ? top : z < -top ? -top : z;
+        w = 1 / (s2 + h * h / 12);
+        if (isfinite(e) && isfinite(w) && isfinite(t * t * w)) {
+            r->slope += w * t * (got[c] - dkv_roundTo(t, format));
+            r->weight += w * t * t;
+        }
+    }
+    r->square = n > 0 ? square / n : 0;
+    r->mean = n > 0 ? mean / n : 0;
+    return n > 0;
+}
+
+typedef struct sums {
+    double n, eff, most; /* rows; (sum of equal)^2 / sum of equal^2, roughly; the largest weight */
+} sums;
+
+static sums countRows(const row_stat *rows, int64_t n, int region) {
+    sums s = {0, 0, 1};
+    double squares = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (region >= 0 && rows[i].region != region) continue;
+        s.n++;
+        squares += rows[i].equal;
+        if (rows[i].equal > s.most) s.most = rows[i].equal;
+    }
+    s.eff = squares > 0 ? s.n * s.n / squares : 0;
+    return s;
+}
+
+static double clipFor(double dof) {
+    double c = dof / 8;
+    return c < CLIP_MIN ? CLIP_MIN : c > CLIP_MAX ? CLIP_MAX : c;
+}
+
+/* Statistics and limits of one part from its measured rows (used: those that tell anything). */
+static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int region, double dof_max, double clip,
+                      double gain_clean, double level, dkv_part *out) {
+    double count = 0, square = 0, square2 = 0, mean = 0, mean2 = 0, slope = 0, weight = 0, error = 0, squares = 0, most = 1;
+    for (int64_t i = 0; i < n; i++) {
+        if (!used[i] || (region >= 0 && rows[i].region != region)) continue;
+        count++;
+        squares += rows[i].equal;
+        most = rows[i].equal > most ? rows[i].equal : most;
+        square += rows[i].square;
+        square2 += rows[i].square * rows[i].square;
+        mean += rows[i].mean;
+        mean2 += rows[i].mean * rows[i].mean;
+        slope += rows[i].slope;
+        weight += rows[i].weight;
+    }
+    out->rms_limit = out->mean_limit = out->gain_limit = INFINITY;
+    if (count == 0) return;
+    double eff = count * count / squares, bits = log(TESTS / level), top = sqrt(clip), v, few = count / most;
+    eff = eff < dof_max ? eff : dof_max;
+    few = few < eff ? few : eff;
+    square /= count;
+    mean /= count;
+    out->dof = eff;
+    out->rms_z = sqrt(square);
+    out->mean_z = mean;
+    out->gain = weight > 0 ? slope / weight : 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!used[i] || (region >= 0 && rows[i].region != region)) continue;
+        double e = rows[i].slope - out->gain * rows[i].weight;
+        error += e * e * rows[i].equal;
+    }
+    v = square2 / count - square * square;
+    v = v > 2 ? v : 2;
+    out->rms_limit = sqrt(SIGMA * SIGMA + sqrt(2 * v * bits / eff) + clip * bits / (3 * few));
+    v = mean2 / count - mean * mean;
+    v = v > SIGMA * SIGMA ? v : SIGMA * SIGMA;
+    out->mean_limit = MEAN + sqrt(2 * v * bits / eff) + top * bits / (3 * few);
+    /* A self-normalised sum of fewer rows than this cannot reach its own limit. */
+    if (eff > 2 * bits && weight > 0) out->gain_limit = gain_clean + sqrt(2 * bits * error) / weight * eff / (eff - 2 * bits);
+}
+
+static int compareDoubles(const void *x, const void *y) {
+    double a = *(const double *)x, b = *(const double *)y;
+    return a < b ? -1 : a > b;
+}
+
+static int64_t countDistinct(const double *x, int64_t n, double *work) {
+    int64_t m = 0, k = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (isfinite(x[i])) work[m++] = x[i];
+    qsort(work, (size_t)m, sizeof *work, compareDoubles);
+    for (int64_t i = 0; i < m; i++) k += i == 0 || work[i] != work[i - 1];
+    return k;
+}
+
+static bool exceeds(const dkv_part *p) { return p->rms_z > p->rms_limit; }
+static bool leans(const dkv_part *p) { return fabs(p->gain) > p->gain_limit || fabs(p->mean_z) > p->mean_limit; }
+
+static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_oracle *o, dkv_tensor_id id,
+                     const shape *s, const uint8_t *region, const double *got, double level, dkv_judgement *j,
+                     dkv_err *err) {
+    const double *twin = dkv_outputAt(&o->twin, id), *sigma2 = dkv_outputAt(&o->sigma2, id);
+    const double *lse = o->truth.lse;
+    int64_t vectors = s->rows * s->heads, rows = l->view.tq * l->view.hq, used_n = 0;
+    int32_t format = id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : a->out_format;
+    row_stat *stat = malloc(sizeof *stat * (size_t)(vectors + 1));
+    uint8_t *used = calloc((size_t)vectors + 1, 1);
+    double *work = malloc(sizeof *work * (size_t)(rows + 1)), dof = INFINITY;
+    int code = DKV_OK;
+    if (!stat || !used || !work) {
+        code = dkv_fail(err, DKV_EHARNESS, "out of memory: statistics of %" PRId64 " rows", vectors);
+        goto done;
+    }
+    /* One row's delta errs in the gradients of all its keys: these are not more independent than the rows. */
+    if (s->keys && lse) dof = (double)countDistinct(lse, rows, work);
+    int64_t n = gatherRows(s, region, twin, sigma2, stat);
+    sums all = countRows(stat, n, -1);
+    double clip = clipFor(all.eff < dof ? all.eff : dof);
+    for (int64_t i = 0; i < n; i++) {
+        used[i] = measureRow(got + stat[i].at, twin + stat[i].at, sigma2 + stat[i].at, s->d, format, clip, &stat[i]);
+        used_n += used[i];
+    }
+    double clean = GAIN * dkv_unitRoundoff(format) + 4 * a->unit;
+    if (a->acc_truncates) clean += a->acc_gain * (s->keys ? (double)rows : (double)l->view.max_k_len) / a->acc_step / 4;
+    j->twin = used_n > 0;
+    judgePart(stat, used, n, -1, dof, clip, clean, level, &j->all);
+    for (int e = 0; e < 2; e++) judgePart(stat, used, n, e, dof, clip, clean, level, &j->region[e]);
+    j->imprecise = exceeds(&j->all) || exceeds(&j->region[0]) || exceeds(&j->region[1]);
+    j->biased = leans(&j->all) || leans(&j->region[0]) || leans(&j->region[1]);
+done:
+    free(stat);
+    free(used);
+    free(work);
+    return code;
+}
+
+int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arithmetic *a, const dkv_oracle *o,
+                    dkv_tensor_id id, const double *got, double level, dkv_judgement *out, dkv_err *err) {
+    int64_t n[DKV_N_OUTPUTS];
+    shape s = shapeOf(p, l, id);
+    uint8_t *region;
+    int code = DKV_OK;
+    memset(out, 0, sizeof *out);
+    dkv_part *parts[] = {&out->all, &out->region[0], &out->region[1]};
+    for (int e = 0; e < PARTS; e++) parts[e]->rms_limit = parts[e]->mean_limit = parts[e]->gain_limit = INFINITY;
+    dkv_countOutputs(l, n);
+    if (!got || n[id] == 0 || !dkv_outputAt(&o->truth, id)) return DKV_OK;
+    if (!(level > 0 && level < 1)) return dkv_fail(err, DKV_EHARNESS, "a test's level of %g", level);
+    region = calloc((size_t)s.rows + 1, 1);
+    if (!region) return dkv_fail(err, DKV_EHARNESS, "out of memory: %" PRId64 " rows", s.rows);
+    out->present = true;
+    for (int32_t e = 0; e < l->view.n_segments && id != DKV_DSINK; e++) {
+        const dualkv_segment *seg = &l->view.segments[e];
+        memset(region + (s.keys ? seg->k_start : seg->q_start), seg->depth > 0, (size_t)(s.keys ? seg->k_len : seg->q_len));
+    }
+    judgeBound(l, a, o, id, &s, region, got, out);
+    if (o->has_twin[id]) code = judgeTwin(l, a, o, id, &s, region, got, level, out, err);
+    free(region);
+    return code;
+}
+
+/* ---- in words ---- */
+
+static __attribute__((format(printf, 4, 5))) size_t add(char *out, size_t n, size_t at, const char *fmt, ...) {
+    va_list ap;
+    if (at >= n) return at;
+    va_start(ap, fmt);
+    int k = vsnprintf(out + at, n - at, fmt, ap);
+    va_end(ap);
+    return k < 0 ? at : at + (size_t)k;
+}
+
+static size_t addPlace(const dualkv_arithmetic *a, dkv_tensor_id id, const dkv_where *w, char *out, size_t n, size_t at) {
+    if (id == DKV_DSINK) return add(out, n, at, " at head %" PRId64, w->head);
+    at = add(out, n, at, " at group %" PRId64 ", %s", w->group, w->region ? "response" : "prompt");
+    if (w->region) at = add(out, n, at, " (segment %" PRId64 ")", w->segment);
+    at = add(out, n, at, ", %s %" PRId64, id == DKV_DK || id == DKV_DV ? "key" : "row", w->row);
+    if (w->tile_edge >= 0 && w->tile_edge <= 2 && w->row >= a->key_tile / 2) {
+        int64_t past = w->row % a->key_tile;
+        if (past == 0) at = add(out, n, at, " (the first of a %d-row tile)", (int)a->key_tile);
+        else if (past <= 2) at = add(out, n, at, " (%" PRId64 " past a %d-row tile's edge)", past, (int)a->key_tile);
+        else at = add(out, n, at, " (%" PRId64 " before a %d-row tile's edge)", w->tile_edge, (int)a->key_tile);
+    }
+    at = add(out, n, at, ", %s %" PRId64, id == DKV_DK || id == DKV_DV ? "KV head" : "head", w->head);
+    if (w->dim >= 0) at = add(out, n, at, ", dim %" PRId64, w->dim);
+    return at;
+}
+
+static const char *partName(const dkv_judgement *j, bool (*test)(const dkv_part *), const dkv_part **part) {
+    *part = &j->all;
+    if (test(&j->all)) return "";
+    *part = test(&j->region[0]) ? &j->region[0] : &j->region[1];
+    return *part == &j->region[0] ? " of the prompts" : " of the responses";
+}
+
+static size_t explainTwin(dkv_tensor_id id, const dkv_judgement *j, char *out, size_t n, size_t at) {
+    const dkv_part *part;
+    if (j->imprecise) {
+        const char *where = partName(j, exceeds, &part);
+        at = add(out, n, at, "%s%s: noise of %.2f times what the declared roundings leave, where %.2f is the limit",
+                 dkv_tensorName(id), where, part->rms_z, part->rms_limit);
+    }
+    if (!j->biased) return at;
+    const char *where = partName(j, leans, &part);
+    if (j->imprecise) at = add(out, n, at, "; ");
+    if (fabs(part->gain) > part->gain_limit)
+        return add(out, n, at, "%s%s: too %s by %.2g of its value on average, where %.2g is the limit", dkv_tensorName(id),
+                   where, part->gain < 0 ? "small" : "large", fabs(part->gain), part->gain_limit);
+    return add(out, n, at, "%s%s: off by %+.2f of its noise on average, where %.2f is the limit", dkv_tensorName(id), where,
+               part->mean_z, part->mean_limit);
+}
+
+void dkv_explainJudgement(const dkv_problem *p, const dualkv_arithmetic *a, dkv_tensor_id id, const dkv_judgement *j,
+                          char *out, size_t n) {
+    const dkv_where *w = &j->worst;
+    size_t at = 0;
+    (void)p;
+    if (!n) return;
+    out[0] = 0;
+    if (!j->present) return;
+    if (!j->failed) {
+        explainTwin(id, j, out, n, 0);
+        return;
+    }
+    if (isinf(w->want)) at = add(out, n, 0, "%s: %g where %g is right", dkv_tensorName(id), w->got, w->want);
+    else if (!isfinite(w->got)) at = add(out, n, 0, "%s: %g where %.6g is right", dkv_tensorName(id), w->got, w->want);
+    else if (isinf(j->all.max_ratio)) at = add(out, n, 0, "%s: an error where none is allowed", dkv_tensorName(id));
+    else at = add(out, n, 0, "%s: %.3g times what rounding allows", dkv_tensorName(id), j->all.max_ratio);
+    at = addPlace(a, id, w, out, n, at);
+    if (isfinite(w->got) && !isinf(w->want)) at = add(out, n, at, ": got %.6g, truth %.6g", w->got, w->want);
+    add(out, n, at, "; %" PRId64 " of %" PRId64 " elements are wrong", j->all.bad, j->all.total);
+}
