@@ -49,7 +49,8 @@ static int addTensors(dkv_report *r, const cJSON *o, const dkv_problem *p) {
     const cJSON *tensors = cJSON_GetObjectItemCaseSensitive(o, "tensors");
     cJSON_ArrayForEach(t, tensors) {
         double ratio = numberOf(t, "max_bound_ratio", 0), rms = numberOf(t, "twin_rms", NAN);
-        dkv_report_row *w = findRow(r, textOf(o, "kernel"), dkv_maskName(p->mask), dkv_dtypeName(p->dtype), t->string);
+        dkv_report_row *w =
+            findRow(r, textOf(o, "kernel"), dkv_maskName(p->mask), dkv_dtypeName(p->dtype), t->string);
         if (!w) return -1;
         w->cases++;
         w->defects += numberOf(t, "bad", 0) > 0;
@@ -149,7 +150,8 @@ static int byName(const void *a, const void *b) {
     int d = strcmp(x->kernel, y->kernel);
     if (!d) d = strcmp(x->mask, y->mask);
     if (!d) d = strcmp(x->dtype, y->dtype);
-    for (int i = 0; !d && i < 6; i++) d = (strcmp(y->tensor, order[i]) == 0) - (strcmp(x->tensor, order[i]) == 0);
+    for (int i = 0; !d && i < 6; i++)
+        d = (strcmp(y->tensor, order[i]) == 0) - (strcmp(x->tensor, order[i]) == 0);
     return d;
 }
 
@@ -160,18 +162,20 @@ void dkv_writeReportTable(const dkv_report *r, FILE *f, bool markdown) {
     memcpy(rows, r->rows, (size_t)r->n_rows * sizeof *rows);
     qsort(rows, (size_t)r->n_rows, sizeof *rows, byName);
     if (markdown)
-        fprintf(f, "| kernel | mask | dtype | tensor | cases | worst err/bound | residual to twin | outside |\n"
-                   "|---|---|---|---|---:|---:|---:|---:|\n");
+        fprintf(f,
+                "| kernel | mask | dtype | tensor | cases | worst err/bound | residual to twin | outside |\n"
+                "|---|---|---|---|---:|---:|---:|---:|\n");
     else
-        fprintf(f, "%-14s %-7s %-5s %-6s %5s  %15s  %16s  %7s\n", "kernel", "mask", "dtype", "tensor", "cases",
-                "worst err/bound", "residual to twin", "outside");
+        fprintf(f, "%-14s %-7s %-5s %-6s %5s  %15s  %16s  %7s\n", "kernel", "mask", "dtype", "tensor",
+                "cases", "worst err/bound", "residual to twin", "outside");
     for (int i = 0; i < r->n_rows; i++) {
         const dkv_report_row *w = &rows[i];
         char rms[40] = "-", bad[24] = "";
         if (isfinite(w->most_rms)) snprintf(rms, sizeof rms, "%.2f .. %.2f", w->least_rms, w->most_rms);
         if (w->defects) snprintf(bad, sizeof bad, "%ld", w->defects);
-        fprintf(f, markdown ? "| %s | %s | %s | %s | %ld | %.3f | %s | %s |\n"
-                            : "%-14.14s %-7s %-5s %-6s %5ld  %15.3f  %16s  %7s\n",
+        fprintf(f,
+                markdown ? "| %s | %s | %s | %s | %ld | %.3f | %s | %s |\n"
+                         : "%-14.14s %-7s %-5s %-6s %5ld  %15.3f  %16s  %7s\n",
                 w->kernel, w->mask, w->dtype, w->tensor, w->cases, w->max_ratio, rms, bad);
     }
     free(rows);
@@ -189,15 +193,20 @@ static void writeCases(const dkv_report *r, FILE *f) {
 int dkv_writeReportPage(const dkv_report *r, const char *path, dkv_err *err) {
     FILE *f = fopen(path, "w");
     if (!f) return dkv_fail(err, DKV_EUSER, "cannot write '%s': %s", path, strerror(errno));
-    fprintf(f, "# Equivalence report\n\n%ld cases on %s; commit %s, input generator %s; %.1f s of checking.\n\n", r->total,
-            r->device[0] ? r->device : "an unnamed device", r->commit, r->generator, r->seconds);
-    for (int i = 0; i < r->n_statuses; i++) fprintf(f, "%s%ld %s", i ? ", " : "", r->counts[i], r->statuses[i]);
-    fprintf(f, ".\n\nWorst err/bound: 1 is all that the declared arithmetic's rounding can explain. Residual to twin: rms of "
-               "(result - predicted) over its predicted size, about 1 for a kernel that rounds as it declares; lower is "
+    fprintf(f,
+            "# Equivalence report\n\n%ld cases on %s; commit %s, input generator %s; %.1f s of checking.\n\n",
+            r->total, r->device[0] ? r->device : "an unnamed device", r->commit, r->generator, r->seconds);
+    for (int i = 0; i < r->n_statuses; i++)
+        fprintf(f, "%s%ld %s", i ? ", " : "", r->counts[i], r->statuses[i]);
+    fprintf(f, ".\n\nWorst err/bound: 1 is all that the declared arithmetic's rounding can explain. Residual "
+               "to twin: rms of "
+               "(result - predicted) over its predicted size, about 1 for a kernel that rounds as it "
+               "declares; lower is "
                "more precise.\n\n");
     dkv_writeReportTable(r, f, true);
     writeCases(r, f);
     int bad = ferror(f);
-    if (fclose(f) != 0 || bad) return dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", path, strerror(errno));
+    if (fclose(f) != 0 || bad)
+        return dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", path, strerror(errno));
     return 0;
 }

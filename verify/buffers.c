@@ -8,8 +8,8 @@
 
 #include "../ref/dtype.h"
 
-static const char *const names[DKV_N_SLOTS] = {"Q", "K", "V", "dO", "dLSE", "sink", "O", "LSE",
-                                               "dQ", "dK", "dV", "dSink", "workspace"};
+static const char *const names[DKV_N_SLOTS] = {"Q",   "K",  "V",  "dO", "dLSE",  "sink",     "O",
+                                               "LSE", "dQ", "dK", "dV", "dSink", "workspace"};
 
 const char *dkv_slotName(dkv_slot s) { return names[s]; }
 
@@ -30,7 +30,8 @@ static dkv_role roleOf(int s) {
 
 static int64_t roundUp(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-/* Sizes are judged in double first: dims are at most 2^40 rows x 2^31 heads x 2^8, far from a double's limits. */
+/* Sizes are judged in double first: dims are at most 2^40 rows x 2^31 heads x 2^8, far from a double's
+ * limits. */
 static bool fits(double elements) { return elements < 0x1p58; }
 
 static int setShape(dkv_plan *p, const dualkv_problem *v, dkv_err *err) {
@@ -39,12 +40,18 @@ static int setShape(dkv_plan *p, const dualkv_problem *v, dkv_err *err) {
         int64_t rows, heads, dim;
         int32_t elt, present;
     } shape[DKV_N_SLOTS] = {
-        {v->tq, v->hq, v->dqk, e, 1},        {v->tk, v->hkv, v->dqk, e, 1},
-        {v->tk, v->hkv, v->dv, e, 1},        {v->tq, v->hq, v->dv, e, v->grad},
-        {v->tq, v->hq, 1, 4, v->grad && v->dlse}, {1, v->hq, 1, 4, v->sink},
-        {v->tq, v->hq, v->dv, e, 1},         {v->tq, v->hq, 1, 4, 1},
-        {v->tq, v->hq, v->dqk, e, v->grad},  {v->tk, v->hkv, v->dqk, e, v->grad},
-        {v->tk, v->hkv, v->dv, e, v->grad},  {1, v->hq, 1, 4, v->grad && v->sink},
+        {v->tq, v->hq, v->dqk, e, 1},
+        {v->tk, v->hkv, v->dqk, e, 1},
+        {v->tk, v->hkv, v->dv, e, 1},
+        {v->tq, v->hq, v->dv, e, v->grad},
+        {v->tq, v->hq, 1, 4, v->grad && v->dlse},
+        {1, v->hq, 1, 4, v->sink},
+        {v->tq, v->hq, v->dv, e, 1},
+        {v->tq, v->hq, 1, 4, 1},
+        {v->tq, v->hq, v->dqk, e, v->grad},
+        {v->tk, v->hkv, v->dqk, e, v->grad},
+        {v->tk, v->hkv, v->dv, e, v->grad},
+        {1, v->hq, 1, 4, v->grad && v->sink},
         {0, 1, 1, 1, 0},
     };
     for (int s = 0; s < DKV_N_SLOTS; s++) {
@@ -79,8 +86,9 @@ static int64_t setStrides(dkv_view *w, int s, dkv_layout_kind layout, int32_t al
         w->head = w->rows * w->row + step;
         return w->heads * w->head;
     } else {
-        int64_t slack = layout == DKV_PADDED ? step * (s == DKV_SLOT_DO ? 3 : 1 + s % 2)
-                        : layout == DKV_STRIDED ? 5 * step : 0;
+        int64_t slack = layout == DKV_PADDED    ? step * (s == DKV_SLOT_DO ? 3 : 1 + s % 2)
+                        : layout == DKV_STRIDED ? 5 * step
+                                                : 0;
         w->head = layout == DKV_CONTIGUOUS || layout == DKV_FUSED ? w->dim : roundUp(w->dim, step);
         w->row = w->heads * w->head + slack;
         (void)width;
@@ -131,10 +139,12 @@ static int checkAlignment(const dkv_plan *p, int32_t align, dkv_err *err) {
         const dkv_view *w = &p->view[s];
         bool tensor = s != DKV_SLOT_LSE && s != DKV_SLOT_DLSE && s != DKV_SLOT_SINK && s != DKV_SLOT_DSINK;
         if (!w->present || !tensor) continue;
-        bool heads_off = w->heads > 1 && w->head * w->elt % align, rows_off = w->rows > 1 && w->row * w->elt % align;
+        bool heads_off = w->heads > 1 && w->head * w->elt % align,
+             rows_off = w->rows > 1 && w->row * w->elt % align;
         if (heads_off || rows_off || w->offset % align)
-            return dkv_fail(err, DKV_EREFUSED, "%s has a stride of %lld bytes in this layout; the kernel needs %d",
-                            names[s], (long long)((heads_off ? w->head : w->row) * w->elt), align);
+            return dkv_fail(err, DKV_EREFUSED,
+                            "%s has a stride of %lld bytes in this layout; the kernel needs %d", names[s],
+                            (long long)((heads_off ? w->head : w->row) * w->elt), align);
     }
     return 0;
 }
@@ -195,7 +205,8 @@ int dkv_openArena(const dkv_plan *plan, dkv_arena *a, dkv_err *err) {
     a->shadow = malloc((size_t)plan->size);
     if (a->base != MAP_FAILED && a->shadow) return 0;
     dkv_closeArena(a);
-    return dkv_fail(err, DKV_EHARNESS, "cannot allocate %lld bytes for the kernel's buffers", (long long)plan->size);
+    return dkv_fail(err, DKV_EHARNESS, "cannot allocate %lld bytes for the kernel's buffers",
+                    (long long)plan->size);
 }
 
 void dkv_closeArena(dkv_arena *a) {
@@ -210,7 +221,8 @@ static uint8_t *elementRow(const dkv_view *w, uint8_t *base, int64_t t, int64_t 
     return base + w->offset + (t * w->row + h * w->head) * w->elt;
 }
 
-/* Canonical order is [row, head, dim], for LSE-like tensors [head, row]. Calls with one run of elements each. */
+/* Canonical order is [row, head, dim], for LSE-like tensors [head, row]. Calls with one run of elements each.
+ */
 typedef void (*run_fn)(uint8_t *at, int64_t index, int64_t n, int64_t stride, void *arg);
 
 static void eachRun(const dkv_view *w, bool like_lse, uint8_t *base, run_fn f, void *arg) {
@@ -235,7 +247,8 @@ static void copyIn(uint8_t *at, int64_t index, int64_t n, int64_t stride, void *
     const copy_arg *c = arg;
     if (stride == c->elt) memcpy(at, c->from + index * c->elt, (size_t)(n * c->elt));
     else
-        for (int64_t i = 0; i < n; i++) memcpy(at + i * stride, c->from + (index + i) * c->elt, (size_t)c->elt);
+        for (int64_t i = 0; i < n; i++)
+            memcpy(at + i * stride, c->from + (index + i) * c->elt, (size_t)c->elt);
 }
 
 void dkv_fillArena(dkv_arena *a, uint16_t pattern, const dkv_inputs *in) {
@@ -316,8 +329,8 @@ static void repaintRun(uint8_t *at, int64_t index, int64_t n, int64_t stride, vo
 }
 
 /* Bytes of [from, to) that differ; first and last of them. */
-static int64_t countDiffering(const uint8_t *got, const uint8_t *want, int64_t from, int64_t to, int64_t *first,
-                              int64_t *last) {
+static int64_t countDiffering(const uint8_t *got, const uint8_t *want, int64_t from, int64_t to,
+                              int64_t *first, int64_t *last) {
     int64_t n = 0;
     if (to <= from || memcmp(got + from, want + from, (size_t)(to - from)) == 0) return 0;
     for (int64_t i = from; i < to; i++)
@@ -335,11 +348,13 @@ static void checkGap(const dkv_arena *a, int i, dkv_damage *d) {
     int64_t to = i < p->n_blocks ? p->block[i].offset : p->size, first = 0, last = 0;
     int64_t n = countDiffering(a->base, a->shadow, from, to, &first, &last);
     if (n == 0) return;
-    bool after = i > 0 && (i == p->n_blocks || first - from <= to - 1 - last); /* nearer to which neighbour? */
+    bool after =
+        i > 0 && (i == p->n_blocks || first - from <= to - 1 - last); /* nearer to which neighbour? */
     const char *name = names[p->block[after ? i - 1 : i].slot];
     if (d->outside == 0)
-        snprintf(d->outside_where, sizeof d->outside_where, "%lld bytes written %s %s, the nearest %lld from its %s",
-                 (long long)n, after ? "after" : "before", name, (long long)(after ? first - from : to - 1 - last),
+        snprintf(d->outside_where, sizeof d->outside_where,
+                 "%lld bytes written %s %s, the nearest %lld from its %s", (long long)n,
+                 after ? "after" : "before", name, (long long)(after ? first - from : to - 1 - last),
                  after ? "end" : "start");
     d->outside += n;
 }
@@ -356,15 +371,17 @@ static void checkSlack(const dkv_arena *a, int i, uint8_t *scratch, dkv_damage *
     }
     int64_t n = countDiffering(scratch, a->shadow + b->offset, 0, b->bytes, &first, &last);
     if (n && d->outside == 0)
-        snprintf(d->outside_where, sizeof d->outside_where, "%lld bytes written between the rows of %s, the first at %lld",
-                 (long long)n, names[b->slot], (long long)first);
+        snprintf(d->outside_where, sizeof d->outside_where,
+                 "%lld bytes written between the rows of %s, the first at %lld", (long long)n, names[b->slot],
+                 (long long)first);
     d->outside += n;
 }
 
 /* A block that this launch may only read. */
 static void checkKept(const dkv_arena *a, int i, int backward, dkv_damage *d) {
     const dkv_block_place *b = &a->plan.block[i];
-    int64_t first = 0, last = 0, n = countDiffering(a->base, a->shadow, b->offset, b->offset + b->bytes, &first, &last);
+    int64_t first = 0, last = 0,
+            n = countDiffering(a->base, a->shadow, b->offset, b->offset + b->bytes, &first, &last);
     bool input = b->role == DKV_ROLE_INPUT || (backward && b->role == DKV_ROLE_FORWARD);
     if (n == 0) return;
     char *where = input ? d->mutated_where : d->outside_where;
@@ -373,19 +390,22 @@ static void checkKept(const dkv_arena *a, int i, int backward, dkv_damage *d) {
     for (int s = 0; s < DKV_SLOT_WORK; s++) { /* a fused block: which slice? */
         const dkv_view *w = &a->plan.view[s];
         int64_t in_row = (first - w->offset) / w->elt;
-        if (w->present && w->block == i && first >= w->offset && in_row % (w->row > 0 ? w->row : 1) < w->heads * w->dim)
+        if (w->present && w->block == i && first >= w->offset &&
+            in_row % (w->row > 0 ? w->row : 1) < w->heads * w->dim)
             name = names[s];
     }
     if (*count == 0)
-        snprintf(where, sizeof d->mutated_where, "%lld bytes of %s %s by %s, the first at byte %lld", (long long)n, name,
-                 input ? "changed" : "written", backward ? "backward" : "forward", (long long)(first - b->offset));
+        snprintf(where, sizeof d->mutated_where, "%lld bytes of %s %s by %s, the first at byte %lld",
+                 (long long)n, name, input ? "changed" : "written", backward ? "backward" : "forward",
+                 (long long)(first - b->offset));
     *count += n;
 }
 
 void dkv_checkArena(dkv_arena *a, int backward, dkv_damage *d) {
     dkv_role written = backward ? DKV_ROLE_BACKWARD : DKV_ROLE_FORWARD;
     int64_t most = 1;
-    for (int i = 0; i < a->plan.n_blocks; i++) most = a->plan.block[i].bytes > most ? a->plan.block[i].bytes : most;
+    for (int i = 0; i < a->plan.n_blocks; i++)
+        most = a->plan.block[i].bytes > most ? a->plan.block[i].bytes : most;
     uint8_t *scratch = malloc((size_t)most);
     for (int i = 0; i <= a->plan.n_blocks; i++) checkGap(a, i, d);
     for (int i = 0; i < a->plan.n_blocks; i++) {
@@ -401,7 +421,8 @@ void dkv_checkArena(dkv_arena *a, int backward, dkv_damage *d) {
 
 /* ---- the launch ---- */
 
-void dkv_makeLaunch(const dkv_plan *plan, uint8_t *base, const dualkv_problem *v, int backward, dualkv_launch *out) {
+void dkv_makeLaunch(const dkv_plan *plan, uint8_t *base, const dualkv_problem *v, int backward,
+                    dualkv_launch *out) {
     dualkv_tensor t[DKV_N_SLOTS];
     memset(out, 0, sizeof *out);
     memset(t, 0, sizeof t);

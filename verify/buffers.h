@@ -1,14 +1,15 @@
 /* buffers.h: the memory that a kernel under test works in.
  *
- * One arena (a memfd, mapped here and in the worker) holds blocks; a block holds one tensor, or the slices of a fused
- * one. Before every launch everything is poisoned with a 16-bit pattern that is a NaN in bf16, fp16 and (twice) fp32:
- * guards around every block, slack between rows, outputs, workspace. So an input that is read past its end gives NaN,
- * an element never written still holds the pattern, and whatever lies outside the outputs must not have changed.
+ * One arena (a memfd, mapped here and in the worker) holds blocks; a block holds one tensor, or the slices of
+ * a fused one. Before every launch everything is poisoned with a 16-bit pattern that is a NaN in bf16, fp16
+ * and (twice) fp32: guards around every block, slack between rows, outputs, workspace. So an input that is
+ * read past its end gives NaN, an element never written still holds the pattern, and whatever lies outside
+ * the outputs must not have changed.
  *
  *     | guard | block: rows with strides, slack between | guard | block | guard | ...
  *
- * Layouts: contiguous; fused (Q, K, V and dQ, dK, dV slices of one buffer); padded (slack after each row, O and dO by
- * different amounts); strided (head by head; dO token by token, LSE token by token). */
+ * Layouts: contiguous; fused (Q, K, V and dQ, dK, dV slices of one buffer); padded (slack after each row, O
+ * and dO by different amounts); strided (head by head; dO token by token, LSE token by token). */
 #ifndef DKV_BUFFERS_H
 #define DKV_BUFFERS_H
 
@@ -18,10 +19,19 @@
 #define DKV_GUARD 4096 /* bytes, at least, before and after each block */
 
 typedef enum dkv_slot {
-    DKV_SLOT_Q, DKV_SLOT_K, DKV_SLOT_V, DKV_SLOT_DO, DKV_SLOT_DLSE, DKV_SLOT_SINK, /* inputs */
-    DKV_SLOT_O, DKV_SLOT_LSE,                                                      /* of forward */
-    DKV_SLOT_DQ, DKV_SLOT_DK, DKV_SLOT_DV, DKV_SLOT_DSINK,                         /* of backward */
-    DKV_SLOT_WORK,                                                                 /* workspace */
+    DKV_SLOT_Q,
+    DKV_SLOT_K,
+    DKV_SLOT_V,
+    DKV_SLOT_DO,
+    DKV_SLOT_DLSE,
+    DKV_SLOT_SINK, /* inputs */
+    DKV_SLOT_O,
+    DKV_SLOT_LSE, /* of forward */
+    DKV_SLOT_DQ,
+    DKV_SLOT_DK,
+    DKV_SLOT_DV,
+    DKV_SLOT_DSINK, /* of backward */
+    DKV_SLOT_WORK,  /* workspace */
     DKV_N_SLOTS
 } dkv_slot;
 
@@ -50,8 +60,9 @@ typedef struct dkv_plan { /* plain data: the worker receives it as it is */
 
 /* What the poison found. */
 typedef struct dkv_damage {
-    int64_t outside, mutated;  /* bytes changed outside the outputs; bytes of inputs changed */
-    char outside_where[120], mutated_where[120]; /* in words: "40 bytes after O, the first 0 bytes from its end" */
+    int64_t outside, mutated; /* bytes changed outside the outputs; bytes of inputs changed */
+    char outside_where[120],
+        mutated_where[120]; /* in words: "40 bytes after O, the first 0 bytes from its end" */
 } dkv_damage;
 
 typedef struct dkv_arena {
@@ -62,8 +73,9 @@ typedef struct dkv_arena {
     uint16_t pattern;
 } dkv_arena;
 
-/* Places everything. `v`: the problem as the kernel sees it (packed or replicated). `align`: bytes, what the kernel needs
- * and no more: addresses are odd multiples of it. DKV_EREFUSED where the layout cannot give it, DKV_EUSER past 2^62. */
+/* Places everything. `v`: the problem as the kernel sees it (packed or replicated). `align`: bytes, what the
+ * kernel needs and no more: addresses are odd multiples of it. DKV_EREFUSED where the layout cannot give it,
+ * DKV_EUSER past 2^62. */
 int dkv_planBuffers(const dualkv_problem *v, dkv_layout_kind layout, int32_t align, size_t work_forward,
                     size_t work_backward, dkv_plan *out, dkv_err *err);
 
@@ -80,12 +92,14 @@ void dkv_poisonWorkspace(dkv_arena *a);
 void dkv_checkArena(dkv_arena *a, int backward, dkv_damage *d);
 /* Outputs of a launch as doubles, into `out` (shaped for the kernel's problem). */
 void dkv_gatherOutputs(const dkv_arena *a, dualkv_dtype t, int backward, const dkv_outputs *out);
-/* Elements of an output that still hold the poison; *first: index [row, head, dim] (LSE: [head, row]) of the first. */
+/* Elements of an output that still hold the poison; *first: index [row, head, dim] (LSE: [head, row]) of the
+ * first. */
 int64_t dkv_countPoison(const dkv_arena *a, dkv_tensor_id id, int64_t *first);
 
 const char *dkv_slotName(dkv_slot s);
 dkv_slot dkv_outputSlot(dkv_tensor_id id);
 /* The launch of a plan over `base`, for the worker. */
-void dkv_makeLaunch(const dkv_plan *plan, uint8_t *base, const dualkv_problem *v, int backward, dualkv_launch *out);
+void dkv_makeLaunch(const dkv_plan *plan, uint8_t *base, const dualkv_problem *v, int backward,
+                    dualkv_launch *out);
 
 #endif

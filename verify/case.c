@@ -28,8 +28,8 @@ static int failHarness(dkv_case *c, const char *why) {
 
 /* ---- the kernel's runs ---- */
 
-/* What runs between two runs of A: first another shape, then A's shape with other data (a kernel that keeps a map of
- * tiles, or a result, gives the wrong one). */
+/* What runs between two runs of A: first another shape, then A's shape with other data (a kernel that keeps a
+ * map of tiles, or a result, gives the wrong one). */
 enum { BETWEEN_SHAPE, BETWEEN_DATA, N_BETWEEN };
 
 static int otherProblem(const dkv_problem *p, int which, dkv_problem *b, dkv_err *err) {
@@ -82,8 +82,8 @@ static bool anyPoison(const dkv_run *r) {
     return false;
 }
 
-/* How often: once; again where asked, where bits are promised, or where poison was found (another pattern tells a
- * NaN that was computed from an element that was never written). */
+/* How often: once; again where asked, where bits are promised, or where poison was found (another pattern
+ * tells a NaN that was computed from an element that was never written). */
 static dkv_outcome runKernel(dkv_case *c) {
     int wanted = c->p->run == DKV_TWICE || c->p->run == DKV_ABA ? 2 : 1;
     if (c->kernel.d.deterministic && wanted < 1 + c->options->repeats) wanted = 1 + c->options->repeats;
@@ -120,15 +120,16 @@ static bool concludeOutcome(dkv_case *c, dkv_outcome o) {
 
 /* ---- the oracle ---- */
 
-/* The oracle of a replicated kernel is that of the replicated problem, packed: gradients of copies are each rounded, so
- * their bounds (and variances) add. The truth is the packed one: that is the equivalence. */
+/* The oracle of a replicated kernel is that of the replicated problem, packed: gradients of copies are each
+ * rounded, so their bounds (and variances) add. The truth is the packed one: that is the equivalence. */
 static int packOracle(dkv_case *c, const dkv_ref_options *ref, dkv_err *err) {
     const dkv_side *s = &c->kernel;
     const dkv_outputs *from[3] = {&c->rep_oracle.bound, &c->rep_oracle.twin, &c->rep_oracle.sigma2};
     dkv_outputs *to[3] = {&c->oracle.bound, &c->oracle.twin, &c->oracle.sigma2};
     int rc = dkv_refBlocked(c->p, &c->packed, &c->in, ref, &c->oracle.truth, err);
     for (int i = 0; i < 3 && !rc; i++)
-        rc = dkv_packOutputs(&c->packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, from[i], to[i], err);
+        rc = dkv_packOutputs(&c->packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, from[i], to[i],
+                             err);
     memcpy(c->oracle.has_twin, c->rep_oracle.has_twin, sizeof c->oracle.has_twin);
     return rc;
 }
@@ -159,7 +160,8 @@ static int judgeAll(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
         const double *got = dkv_outputAt(&c->got, (dkv_tensor_id)id);
         memset(j, 0, sizeof *j);
         if (!got) continue;
-        int rc = dkv_judgeTensor(c->p, &c->packed, a, &c->oracle, (dkv_tensor_id)id, got, c->options->level, j, err);
+        int rc = dkv_judgeTensor(c->p, &c->packed, a, &c->oracle, (dkv_tensor_id)id, got, c->options->level,
+                                 j, err);
         if (rc) return rc;
     }
     return 0;
@@ -173,7 +175,8 @@ static bool fitsProfile(const dkv_result *r) {
     return true;
 }
 
-/* A kernel that declares nothing: the tightest named profile that it fits; if none, it is judged by the loosest bound. */
+/* A kernel that declares nothing: the tightest named profile that it fits; if none, it is judged by the
+ * loosest bound. */
 static int judgeUndeclared(dkv_case *c, dkv_err *err) {
     dkv_result *r = c->result;
     const char *name, *words;
@@ -298,7 +301,8 @@ static double readNumber(const char *path, const char *key) {
 
 double dkv_availableMemory(void) {
     double free_bytes = 1024 * readNumber("/proc/meminfo", "MemAvailable:");
-    double limit = readNumber("/sys/fs/cgroup/memory.max", ""), used = readNumber("/sys/fs/cgroup/memory.current", "");
+    double limit = readNumber("/sys/fs/cgroup/memory.max", ""),
+           used = readNumber("/sys/fs/cgroup/memory.current", "");
     if (isfinite(limit) && isfinite(used) && limit - used < free_bytes) free_bytes = limit - used;
     return free_bytes;
 }

@@ -1,4 +1,5 @@
-/* case.h: where the stages meet: line -> problem -> inputs -> kernel in its worker -> oracle -> checks -> result. */
+/* case.h: where the stages meet: line -> problem -> inputs -> kernel in its worker -> oracle -> checks ->
+ * result. */
 #ifndef DKV_CASE_H
 #define DKV_CASE_H
 
@@ -11,14 +12,19 @@
 
 typedef struct dkv_case_options {
     const char *data_dir;
-    double level;    /* false-alarm probability of one statistical test */
-    int threads;     /* of the oracle */
-    int repeats;     /* extra runs where a kernel promises repeatable bits */
-    bool nested;     /* a case between the runs of another */
+    double level;     /* false-alarm probability of one statistical test */
+    int threads;      /* of the oracle */
+    int repeats;      /* extra runs where a kernel promises repeatable bits */
+    bool nested;      /* a case between the runs of another */
     dkv_worker *peer; /* same-precision peer, or NULL: errors beside the kernel's, never deciding */
 } dkv_case_options;
 
-typedef enum dkv_finding_state { DKV_NOT_APPLICABLE, DKV_CHECK_PASSED, DKV_CHECK_DEFECT, DKV_CHECK_NOTE } dkv_finding_state;
+typedef enum dkv_finding_state {
+    DKV_NOT_APPLICABLE,
+    DKV_CHECK_PASSED,
+    DKV_CHECK_DEFECT,
+    DKV_CHECK_NOTE
+} dkv_finding_state;
 
 typedef struct dkv_finding {
     dkv_finding_state state;
@@ -51,8 +57,8 @@ typedef struct dkv_case {
     dkv_side kernel;
     int n_runs;
     dkv_run run[DKV_RUNS_MAX];
-    int judged_run;      /* the one whose values are judged */
-    dkv_status between;  /* run=aba: of the worst case between */
+    int judged_run;     /* the one whose values are judged */
+    dkv_status between; /* run=aba: of the worst case between */
     char between_why[320];
     dkv_outcome outcome; /* of the runs, words in the worker's why */
     bool has_oracle, has_rep_oracle, has_got;
@@ -73,7 +79,8 @@ const dkv_check *dkv_listCheck(int i);
 /* Runs a parsed, admissible problem; always fills *out (HARNESS_ERROR where the harness failed). */
 void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *options, dkv_result *out);
 
-/* Bytes that checking a case needs (inputs, buffers, oracle, runs), from counts alone; INFINITY where beyond counting. */
+/* Bytes that checking a case needs (inputs, buffers, oracle, runs), from counts alone; INFINITY where beyond
+ * counting. */
 double dkv_estimateCase(const dkv_problem *p, bool replicated);
 /* Bytes that this process may still take (MemAvailable, and the limit of its control group). */
 double dkv_availableMemory(void);

@@ -38,7 +38,8 @@ void dkv_find(dkv_finding *f, dkv_finding_state state, dkv_status status, const 
 void dkv_nameElement(const dkv_layout *l, dkv_tensor_id id, int64_t index, char *out, size_t n) {
     const dualkv_problem *v = &l->view;
     bool by_key = id == DKV_DK || id == DKV_DV;
-    int64_t dim = id == DKV_O || id == DKV_DV ? v->dv : v->dqk, heads = by_key ? v->hkv : v->hq, row, head, c = -1;
+    int64_t dim = id == DKV_O || id == DKV_DV ? v->dv : v->dqk, heads = by_key ? v->hkv : v->hq, row, head,
+            c = -1;
     if (id == DKV_DSINK) {
         snprintf(out, n, "head %lld", (long long)index);
         return;
@@ -57,8 +58,9 @@ void dkv_nameElement(const dkv_layout *l, dkv_tensor_id id, int64_t index, char 
         int64_t len = by_key ? v->segments[i].k_len : v->segments[i].q_len;
         if (row >= start && row < start + len) s = &v->segments[i];
     }
-    int wrote = snprintf(out, n, "group %d, segment %d (%s) row %lld, head %lld", s->group, (int)(s - v->segments),
-                         s->depth ? "response" : "prompt", (long long)(row - (by_key ? s->k_start : s->q_start)),
-                         (long long)head);
-    if (c >= 0 && wrote > 0 && (size_t)wrote < n) snprintf(out + wrote, n - (size_t)wrote, ", dim %lld", (long long)c);
+    int wrote = snprintf(out, n, "group %d, segment %d (%s) row %lld, head %lld", s->group,
+                         (int)(s - v->segments), s->depth ? "response" : "prompt",
+                         (long long)(row - (by_key ? s->k_start : s->q_start)), (long long)head);
+    if (c >= 0 && wrote > 0 && (size_t)wrote < n)
+        snprintf(out + wrote, n - (size_t)wrote, ", dim %lld", (long long)c);
 }

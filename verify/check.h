@@ -1,5 +1,5 @@
-/* check.h: the checks, one function and one row of the table in check.c each. A check looks at the case after its runs
- * and says what it found; it decides nothing by itself. */
+/* check.h: the checks, one function and one row of the table in check.c each. A check looks at the case after
+ * its runs and says what it found; it decides nothing by itself. */
 #ifndef DKV_CHECK_H
 #define DKV_CHECK_H
 

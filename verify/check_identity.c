@@ -40,7 +40,8 @@ static double decodeAt(const void *at, dualkv_dtype t, int64_t i) {
     return x;
 }
 
-typedef void (*identity_fn)(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int32_t dim, sum *a, sum *b);
+typedef void (*identity_fn)(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int32_t dim, sum *a,
+                            sum *b);
 
 static void sumDv(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int32_t dim, sum *a, sum *b) {
     const dualkv_problem *v = &c->packed.view;
@@ -51,7 +52,8 @@ static void sumDv(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int
     }
     for (int64_t t = 0; t < v->tq; t++)
         for (int32_t h = kvh * g; h < (kvh + 1) * g; h++) {
-            double share = keyShare(c, t, h), d_o = decodeAt(c->in.d_o, c->p->dtype, (t * v->hq + h) * v->dv + dim);
+            double share = keyShare(c, t, h),
+                   d_o = decodeAt(c->in.d_o, c->p->dtype, (t * v->hq + h) * v->dv + dim);
             if (share != 0) add(b, share * d_o, 0x1p-50 * fabs(d_o));
         }
 }
@@ -72,7 +74,8 @@ static void euler(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int
         }
 }
 
-/* The kernel's outputs must keep the identity, and so must the truth: an oracle that does not is not believed. */
+/* The kernel's outputs must keep the identity, and so must the truth: an oracle that does not is not
+ * believed. */
 static void checkIdentity(dkv_case *c, dkv_finding *f, identity_fn sides, int32_t dims, const char *words) {
     if (!c->p->grad) return;
     dkv_findNothing(f);
@@ -83,8 +86,9 @@ static void checkIdentity(dkv_case *c, dkv_finding *f, identity_fn sides, int32_
                 sides(c, who ? &c->got : &c->oracle.truth, kvh, dim, &a, &b);
                 if (!broken(&a, &b)) continue;
                 dkv_find(f, DKV_CHECK_DEFECT, who ? DKV_ST_FAILED : DKV_ST_HARNESS_ERROR,
-                         "%s%s: %.9g against %.9g in KV head %d, rounding explains %.3g", who ? "" : "the oracle breaks ",
-                         words, a.value, b.value, kvh, allowedDifference(&a, &b));
+                         "%s%s: %.9g against %.9g in KV head %d, rounding explains %.3g",
+                         who ? "" : "the oracle breaks ", words, a.value, b.value, kvh,
+                         allowedDifference(&a, &b));
                 return;
             }
 }
@@ -93,4 +97,6 @@ void dkv_checkSumDv(dkv_case *c, dkv_finding *f) {
     checkIdentity(c, f, sumDv, c->p->dv, "sum of dV over keys = sum of dO over rows");
 }
 
-void dkv_checkEuler(dkv_case *c, dkv_finding *f) { checkIdentity(c, f, euler, 1, "sum of q.dq = sum of k.dk"); }
+void dkv_checkEuler(dkv_case *c, dkv_finding *f) {
+    checkIdentity(c, f, euler, 1, "sum of q.dq = sum of k.dk");
+}

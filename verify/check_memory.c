@@ -8,8 +8,8 @@ void dkv_checkLaunched(dkv_case *c, dkv_finding *f) {
     for (int i = 0; i < c->n_runs; i++)
         for (int b = 0; b <= (c->p->grad ? 1 : 0); b++)
             if (c->run[i].launches[b] <= 0)
-                dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_NOT_RUN, "%s reported success and launched nothing of its own",
-                         direction[b]);
+                dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_NOT_RUN,
+                         "%s reported success and launched nothing of its own", direction[b]);
 }
 
 void dkv_checkGuards(dkv_case *c, dkv_finding *f) {
@@ -26,7 +26,8 @@ void dkv_checkInputs(dkv_case *c, dkv_finding *f) {
             dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_INPUT_MUTATED, "%s", c->run[i].damage.mutated_where);
 }
 
-/* Poison under one pattern may be a computed NaN of the same bits; under two different ones it was never written. */
+/* Poison under one pattern may be a computed NaN of the same bits; under two different ones it was never
+ * written. */
 void dkv_checkWritten(dkv_case *c, dkv_finding *f) {
     dkv_findNothing(f);
     for (int id = 0; id < DKV_N_OUTPUTS && c->n_runs > 1; id++) {
@@ -36,8 +37,9 @@ void dkv_checkWritten(dkv_case *c, dkv_finding *f) {
         char where[160];
         dkv_countOutputs(c->kernel.l, total);
         dkv_nameElement(c->kernel.l, (dkv_tensor_id)id, b->first[id], where, sizeof where);
-        dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_UNWRITTEN, "%lld of %lld elements of %s were never written, the first at %s",
-                 (long long)n, (long long)total[id], dkv_tensorName((dkv_tensor_id)id), where);
+        dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_UNWRITTEN,
+                 "%lld of %lld elements of %s were never written, the first at %s", (long long)n,
+                 (long long)total[id], dkv_tensorName((dkv_tensor_id)id), where);
         return;
     }
 }

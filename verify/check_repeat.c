@@ -4,11 +4,13 @@
 #include "check.h"
 
 /* First tensor whose bits differ between two runs; -1 if none. *n elements, *first their first. */
-static int firstDifference(const dkv_case *c, const dkv_run *a, const dkv_run *b, int64_t *n, int64_t *first) {
+static int firstDifference(const dkv_case *c, const dkv_run *a, const dkv_run *b, int64_t *n,
+                           int64_t *first) {
     int64_t total[DKV_N_OUTPUTS];
     dkv_countOutputs(c->kernel.l, total);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
-        const double *x = dkv_outputAt(&a->out, (dkv_tensor_id)id), *y = dkv_outputAt(&b->out, (dkv_tensor_id)id);
+        const double *x = dkv_outputAt(&a->out, (dkv_tensor_id)id),
+                     *y = dkv_outputAt(&b->out, (dkv_tensor_id)id);
         if (!x || !y || memcmp(x, y, (size_t)total[id] * sizeof *x) == 0) continue;
         *n = 0;
         for (int64_t i = 0; i < total[id]; i++)
@@ -29,8 +31,8 @@ static void compareRuns(dkv_case *c, dkv_finding *f, const char *what) {
         dkv_nameElement(c->kernel.l, (dkv_tensor_id)id, first, where, sizeof where);
         bool promised = c->kernel.d.deterministic != 0;
         dkv_find(f, promised ? DKV_CHECK_DEFECT : DKV_CHECK_NOTE, DKV_ST_NONDETERMINISTIC,
-                 "%s: %lld of %lld elements of %s differ, the first at %s (%.9g, then %.9g)", what, (long long)n,
-                 (long long)total[id], dkv_tensorName((dkv_tensor_id)id), where,
+                 "%s: %lld of %lld elements of %s differ, the first at %s (%.9g, then %.9g)", what,
+                 (long long)n, (long long)total[id], dkv_tensorName((dkv_tensor_id)id), where,
                  dkv_outputAt(&c->run[0].out, (dkv_tensor_id)id)[first],
                  dkv_outputAt(&c->run[i].out, (dkv_tensor_id)id)[first]);
         return;
@@ -42,7 +44,8 @@ void dkv_checkRepeat(dkv_case *c, dkv_finding *f) {
     compareRuns(c, f, "run twice");
 }
 
-/* The run after the others is also the one whose values are judged, so stale state shows even without a promise. */
+/* The run after the others is also the one whose values are judged, so stale state shows even without a
+ * promise. */
 void dkv_checkSequence(dkv_case *c, dkv_finding *f) {
     if (c->n_runs < 2 || c->p->run != DKV_ABA) return;
     compareRuns(c, f, "with other cases run between");

@@ -23,8 +23,10 @@ static bool hasNonFinite(const void *at, dualkv_dtype t, int64_t n) {
 static bool inputsNonFinite(const dkv_case *c) {
     const dualkv_problem *v = &c->packed.view;
     dualkv_dtype t = c->p->dtype;
-    return hasNonFinite(c->in.q, t, v->tq * v->hq * v->dqk) || hasNonFinite(c->in.k, t, v->tk * v->hkv * v->dqk) ||
-           hasNonFinite(c->in.v, t, v->tk * v->hkv * v->dv) || hasNonFinite(c->in.d_o, t, v->tq * v->hq * v->dv) ||
+    return hasNonFinite(c->in.q, t, v->tq * v->hq * v->dqk) ||
+           hasNonFinite(c->in.k, t, v->tk * v->hkv * v->dqk) ||
+           hasNonFinite(c->in.v, t, v->tk * v->hkv * v->dv) ||
+           hasNonFinite(c->in.d_o, t, v->tq * v->hq * v->dv) ||
            hasNonFinite(c->in.d_lse, DUALKV_FP32, v->tq * v->hq);
 }
 
@@ -57,7 +59,9 @@ void dkv_checkIsolation(dkv_case *c, dkv_finding *f) {
     const dkv_judgement *j = firstOf(c, nonFinite, why, sizeof why);
     if (!inputsNonFinite(c)) return;
     dkv_findNothing(f);
-    if (j) dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_LEAKED, "a NaN or Inf of the inputs reached where it must not: %s", why);
+    if (j)
+        dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_LEAKED,
+                 "a NaN or Inf of the inputs reached where it must not: %s", why);
 }
 
 void dkv_checkFinite(dkv_case *c, dkv_finding *f) {
@@ -76,7 +80,8 @@ void dkv_checkTwin(dkv_case *c, dkv_finding *f) {
     char why[400];
     const dkv_judgement *j;
     bool any = false;
-    for (int id = 0; id < DKV_N_OUTPUTS; id++) any |= c->result->tensor[id].present && c->result->tensor[id].twin;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++)
+        any |= c->result->tensor[id].present && c->result->tensor[id].twin;
     if (!any) return;
     dkv_findNothing(f);
     j = firstOf(c, beyondTwin, why, sizeof why);
@@ -87,17 +92,19 @@ void dkv_checkTwin(dkv_case *c, dkv_finding *f) {
 void dkv_checkCopies(dkv_case *c, dkv_finding *f) {
     const dkv_side *s = &c->kernel;
     if (!s->d.replicated || !c->has_rep_oracle) return;
-    const dkv_outputs *got = &c->run[c->judged_run].out, *truth = &c->rep_oracle.truth, *bound = &c->rep_oracle.bound;
+    const dkv_outputs *got = &c->run[c->judged_run].out, *truth = &c->rep_oracle.truth,
+                      *bound = &c->rep_oracle.bound;
     int64_t width = (int64_t)c->p->hq * c->p->dv;
     dkv_findNothing(f);
     for (int64_t t = 0; t < s->l->view.tq; t++) {
         for (int64_t i = s->q_own[t] ? width : 0; i < width; i++) {
             int64_t at = t * width + i;
-            if (fabs(got->o[at] - truth->o[at]) <= bound->o[at] || (isnan(truth->o[at]) && isnan(got->o[at]))) continue;
+            if (fabs(got->o[at] - truth->o[at]) <= bound->o[at] || (isnan(truth->o[at]) && isnan(got->o[at])))
+                continue;
             char where[160];
             dkv_nameElement(&c->packed, DKV_O, s->q_source[t] * width + i, where, sizeof where);
-            dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_FAILED, "a copy of O at %s is %.9g instead of %.9g", where, got->o[at],
-                     truth->o[at]);
+            dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_FAILED, "a copy of O at %s is %.9g instead of %.9g", where,
+                     got->o[at], truth->o[at]);
             return;
         }
     }

@@ -24,23 +24,28 @@ typedef struct option {
 #define RUNS (DKV_CMD_CHECK | DKV_CMD_REPLAY)
 
 static const option options[] = {
-    {"--kernel", "-k", "SPEC", "kernel under test; may be given again", KERNEL, 0, 0, 0, RUNS | DKV_CMD_BENCH},
-    {"--json", NULL, "FILE", "write one JSON object a case (`-`: stdout)", WORD, FIELD(json), 0, 0, RUNS | DKV_CMD_BENCH},
+    {"--kernel", "-k", "SPEC", "kernel under test; may be given again", KERNEL, 0, 0, 0,
+     RUNS | DKV_CMD_BENCH},
+    {"--json", NULL, "FILE", "write one JSON object a case (`-`: stdout)", WORD, FIELD(json), 0, 0,
+     RUNS | DKV_CMD_BENCH},
     {"--jobs", "-j", "N", "cases at a time (default: as many as cores)", COUNT, FIELD(jobs), 1, 4096, RUNS},
-    {"--timeout", NULL, "SECONDS", "longest wait for one launch (default 120)", NUMBER, FIELD(timeout), 1e-3, 1e9,
-     RUNS | DKV_CMD_BENCH},
-    {"--budget", NULL, "P", "false alarms of the whole run (default 1e-4)", NUMBER, FIELD(budget), 1e-300, 0.5, RUNS},
-    {"--level", NULL, "P", "false alarms of each test, instead of the budget's share", NUMBER, FIELD(level), 1e-300, 0.5,
-     RUNS},
-    {"--repeats", NULL, "N", "extra runs where repeatable bits are promised (default 1)", COUNT, FIELD(repeats), 0, 2,
-     RUNS | DKV_CMD_BENCH},
+    {"--timeout", NULL, "SECONDS", "longest wait for one launch (default 120)", NUMBER, FIELD(timeout), 1e-3,
+     1e9, RUNS | DKV_CMD_BENCH},
+    {"--budget", NULL, "P", "false alarms of the whole run (default 1e-4)", NUMBER, FIELD(budget), 1e-300,
+     0.5, RUNS},
+    {"--level", NULL, "P", "false alarms of each test, instead of the budget's share", NUMBER, FIELD(level),
+     1e-300, 0.5, RUNS},
+    {"--repeats", NULL, "N", "extra runs where repeatable bits are promised (default 1)", COUNT,
+     FIELD(repeats), 0, 2, RUNS | DKV_CMD_BENCH},
     {"--peer", NULL, "SPEC", "report errors beside those of this kernel, too", PEER, 0, 0, 0, RUNS},
-    {"--bisect", NULL, NULL, "exit codes as `git bisect run` wants them", FLAG, FIELD(bisect), 0, 0, DKV_CMD_REPLAY},
-    {"--oracle", NULL, NULL, "time truth, bound and twin against the plain reference", FLAG, FIELD(oracle), 0, 0,
-     DKV_CMD_BENCH},
-    {"--markdown", NULL, "FILE", "where the report goes (default: a table on stdout)", WORD, FIELD(markdown), 0, 0,
-     DKV_CMD_REPORT},
-    {"--quiet", "-q", NULL, "defects only", FLAG, FIELD(quiet), 0, 0, RUNS | DKV_CMD_BENCH | DKV_CMD_SELFTEST},
+    {"--bisect", NULL, NULL, "exit codes as `git bisect run` wants them", FLAG, FIELD(bisect), 0, 0,
+     DKV_CMD_REPLAY},
+    {"--oracle", NULL, NULL, "time truth, bound and twin against the plain reference", FLAG, FIELD(oracle), 0,
+     0, DKV_CMD_BENCH},
+    {"--markdown", NULL, "FILE", "where the report goes (default: a table on stdout)", WORD, FIELD(markdown),
+     0, 0, DKV_CMD_REPORT},
+    {"--quiet", "-q", NULL, "defects only", FLAG, FIELD(quiet), 0, 0,
+     RUNS | DKV_CMD_BENCH | DKV_CMD_SELFTEST},
     {"--verbose", "-v", NULL, "every case, every check, statistics", FLAG, FIELD(verbose), 0, 0,
      RUNS | DKV_CMD_BENCH | DKV_CMD_SELFTEST},
     {"--all", "-a", NULL, "every command", FLAG, FIELD(all), 0, 0, DKV_CMD_HELP},
@@ -95,8 +100,8 @@ static int unknownOption(unsigned command, const char *word, size_t len, dkv_err
         names[n++] = options[i].name;
     }
     const char *near = dkv_nearestWord(name, names, n);
-    return dkv_fail(err, DKV_EUSER, "unknown option '%s'%s%s%s", name, near ? ": did you mean '" : "", near ? near : "",
-                    near ? "'?" : "");
+    return dkv_fail(err, DKV_EUSER, "unknown option '%s'%s%s%s", name, near ? ": did you mean '" : "",
+                    near ? near : "", near ? "'?" : "");
 }
 
 /* One option at argv[i]; *used: how many words it took. */

@@ -10,8 +10,14 @@
 
 /* Which commands take an option. */
 enum {
-    DKV_CMD_CHECK = 1, DKV_CMD_REPLAY = 2, DKV_CMD_LIST = 4, DKV_CMD_BENCH = 8, DKV_CMD_SELFTEST = 16,
-    DKV_CMD_REPORT = 32, DKV_CMD_VERSION = 64, DKV_CMD_HELP = 128
+    DKV_CMD_CHECK = 1,
+    DKV_CMD_REPLAY = 2,
+    DKV_CMD_LIST = 4,
+    DKV_CMD_BENCH = 8,
+    DKV_CMD_SELFTEST = 16,
+    DKV_CMD_REPORT = 32,
+    DKV_CMD_VERSION = 64,
+    DKV_CMD_HELP = 128
 };
 
 typedef struct dkv_cli {
@@ -29,10 +35,10 @@ typedef struct dkv_cli {
 typedef struct dkv_command {
     const char *name;
     unsigned bit;
-    bool front;          /* on the front page */
-    const char *usage;   /* what follows the name */
-    const char *doc;     /* one line */
-    const char *details; /* for `help NAME`, may be "" */
+    bool front;                     /* on the front page */
+    const char *usage;              /* what follows the name */
+    const char *doc;                /* one line */
+    const char *details;            /* for `help NAME`, may be "" */
     int (*run)(const dkv_cli *cli); /* returns the exit code */
 } dkv_command;
 

@@ -1,4 +1,5 @@
-/* bench: time a kernel. `ref` runs in this process (its outputs stay fp64, no copies); any other in its worker. */
+/* bench: time a kernel. `ref` runs in this process (its outputs stay fp64, no copies); any other in its
+ * worker. */
 #include <cblas.h>
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -98,7 +99,8 @@ static int timeOracle(const bench *b, timing *t, dkv_err *err) {
     double seconds[RUNS_LEAST];
     int rc = dkv_allocOracle(&b->l, &o, err);
     if (rc) return rc;
-    if (!dkv_arithmeticProfile(0, b->p, &a, &words)) rc = dkv_fail(err, DKV_EHARNESS, "no arithmetic profile");
+    if (!dkv_arithmeticProfile(0, b->p, &a, &words))
+        rc = dkv_fail(err, DKV_EHARNESS, "no arithmetic profile");
     for (int i = 0; i < RUNS_LEAST && !rc; i++) {
         double t0 = now();
         rc = dkv_oracleBound(b->p, &b->l, &b->in, &a, &opt, &o, err);
@@ -142,9 +144,10 @@ static void sayTiming(const bench *b, const char *kernel, const timing *t, doubl
     printf("  forward  %10.3f ms  %8.2f GFLOP/s  %.2f of dgemm\n", 1e3 * t->forward, f / t->forward / 1e9,
            f / t->forward / 1e9 / dgemm);
     if (t->backward > 0)
-        printf("  backward %10.3f ms  %8.2f GFLOP/s  %.2f of dgemm\n", 1e3 * t->backward, k / t->backward / 1e9,
-               k / t->backward / 1e9 / dgemm);
-    printf("  dgemm %.2f GFLOP/s on %d cores; peak memory %.1f MiB\n", dgemm, dkv_hostCores(), t->peak / 1048576);
+        printf("  backward %10.3f ms  %8.2f GFLOP/s  %.2f of dgemm\n", 1e3 * t->backward,
+               k / t->backward / 1e9, k / t->backward / 1e9 / dgemm);
+    printf("  dgemm %.2f GFLOP/s on %d cores; peak memory %.1f MiB\n", dgemm, dkv_hostCores(),
+           t->peak / 1048576);
     if (t->oracle > 0)
         printf("  truth, bound and twin %.3f ms: %.2f times the plain reference\n", 1e3 * t->oracle,
                t->oracle / (t->forward + t->backward));
@@ -210,7 +213,9 @@ int dkv_cmdBench(const dkv_cli *cli) {
     dkv_err err = {0};
     dkv_record_file file = {.path = cli->json};
     long timed = 0;
-    int rc = cli->n_kernels ? 0 : dkv_fail(&err, DKV_EUSER, "--kernel: which kernel? `dualkv list kernels` names them");
+    int rc = cli->n_kernels
+                 ? 0
+                 : dkv_fail(&err, DKV_EUSER, "--kernel: which kernel? `dualkv list kernels` names them");
     if (!rc) rc = dkv_selectWords(cli->words, cli->n_words, &sel, &err);
     if (!rc && sel.n == 0) rc = dkv_fail(&err, DKV_EUSER, "bench: which lines? (a problem line or a suite)");
     dkv_item *items = rc ? NULL : calloc((size_t)sel.n, sizeof *items);

@@ -15,7 +15,7 @@ typedef struct show {
     const dkv_cli *cli;
     dkv_record_file file;
     dkv_report report;
-    FILE *out; /* words; stderr where records go to stdout */
+    FILE *out;               /* words; stderr where records go to stdout */
     bool colour, bar, every; /* every: say passed cases, too */
     bool several;            /* kernels: name them */
     dkv_err trouble;
@@ -23,7 +23,9 @@ typedef struct show {
 
 static const char *tint(const show *s, const dkv_result *r) {
     if (!s->colour) return "";
-    return r->status == DKV_ST_PASSED ? "\033[32m" : dkv_statusRow(r->status)->defect ? "\033[31m" : "\033[33m";
+    return r->status == DKV_ST_PASSED         ? "\033[32m"
+           : dkv_statusRow(r->status)->defect ? "\033[31m"
+                                              : "\033[33m";
 }
 
 /* The largest share of what rounding allows, and where. */
@@ -44,9 +46,10 @@ static void sayStatistics(const show *s, const dkv_result *r) {
     const dkv_check *c;
     FILE *f = s->out;
     if (!r->judged) return;
-    fprintf(f, "  arithmetic: %s%s%s\n", r->arithmetic_words, r->profile[0] ? "; behaves as " : "", r->profile);
-    fprintf(f, "  %-6s %10s %10s %10s %10s %10s %12s %8s\n", "tensor", "err/bound", "prompt", "response", "rms z", "limit",
-            "gain", "outside");
+    fprintf(f, "  arithmetic: %s%s%s\n", r->arithmetic_words, r->profile[0] ? "; behaves as " : "",
+            r->profile);
+    fprintf(f, "  %-6s %10s %10s %10s %10s %10s %12s %8s\n", "tensor", "err/bound", "prompt", "response",
+            "rms z", "limit", "gain", "outside");
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
         const dkv_judgement *j = &r->tensor[id];
         if (!j->present) continue;
@@ -61,7 +64,8 @@ static void sayStatistics(const show *s, const dkv_result *r) {
         const dkv_finding *q = &r->finding[i];
         fprintf(f, "  %-10s %s%s%s\n", c->name, words[q->state], q->why[0] ? ": " : "", q->why);
     }
-    fprintf(f, "  seconds: forward %.3g, backward %.3g, all %.3g\n", r->seconds_forward, r->seconds_backward, r->seconds);
+    fprintf(f, "  seconds: forward %.3g, backward %.3g, all %.3g\n", r->seconds_forward, r->seconds_backward,
+            r->seconds);
 }
 
 static void clearBar(const show *s) {
@@ -128,7 +132,8 @@ static void saySummary(const show *s, const dkv_session *session) {
     clearBar(s);
     if (!s->cli->quiet && session->n_items >= 20) dkv_writeReportTable(&s->report, f, false);
     if (s->cli->quiet && dkv_runExit(session->counts) == DKV_EXIT_OK) return;
-    fprintf(f, "%s%ld of %ld cases: ", session->stopped ? "interrupted, " : "", session->finished, session->n_items);
+    fprintf(f, "%s%ld of %ld cases: ", session->stopped ? "interrupted, " : "", session->finished,
+            session->n_items);
     for (int i = 0; i < DKV_ST_N; i++) {
         if (!session->counts[i]) continue;
         fprintf(f, "%s%ld %s", first ? "" : ", ", session->counts[i], dkv_statusRow((dkv_status)i)->name);
@@ -139,8 +144,8 @@ static void saySummary(const show *s, const dkv_session *session) {
 }
 
 /* Every line with every kernel; a line of a record with that record's kernel. */
-static int makeItems(const dkv_selection *sel, const dkv_cli *cli, dkv_cli *effective, dkv_item **out, long *n,
-                     dkv_err *err) {
+static int makeItems(const dkv_selection *sel, const dkv_cli *cli, dkv_cli *effective, dkv_item **out,
+                     long *n, dkv_err *err) {
     *effective = *cli;
     long each = cli->n_kernels ? cli->n_kernels : 1;
     *out = calloc((size_t)(sel->n * each + 1), sizeof **out);
@@ -150,10 +155,13 @@ static int makeItems(const dkv_selection *sel, const dkv_cli *cli, dkv_cli *effe
             int kernel = (int)k;
             if (!cli->n_kernels) {
                 const char *spec = sel->kernels[i];
-                if (!spec) return dkv_fail(err, DKV_EUSER, "--kernel: which kernel? `dualkv list kernels` names them");
+                if (!spec)
+                    return dkv_fail(err, DKV_EUSER,
+                                    "--kernel: which kernel? `dualkv list kernels` names them");
                 for (kernel = 0; kernel < effective->n_kernels; kernel++)
                     if (strcmp(effective->kernels[kernel].text, spec) == 0) break;
-                if (kernel == DKV_KERNELS_MAX) return dkv_fail(err, DKV_EUSER, "more than %d kernels", DKV_KERNELS_MAX);
+                if (kernel == DKV_KERNELS_MAX)
+                    return dkv_fail(err, DKV_EUSER, "more than %d kernels", DKV_KERNELS_MAX);
                 if (kernel == effective->n_kernels &&
                     dkv_parseKernelSpec(spec, &effective->kernels[effective->n_kernels++], err))
                     return DKV_EUSER;
@@ -185,10 +193,19 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
     s.several = with.n_kernels > 1;
     s.every = cli->verbose || replay || n < 20;
     static dkv_session session;
-    session = (dkv_session){.kernels = with.kernels, .n_kernels = with.n_kernels, .items = items, .n_items = n,
-                            .jobs = cli->jobs, .timeout = cli->timeout, .budget = cli->budget, .level = cli->level,
-                            .repeats = cli->repeats, .peer = cli->has_peer ? &cli->peer : NULL,
-                            .data_dir = dkv_dataDir(), .report = takeResult, .arg = &s};
+    session = (dkv_session){.kernels = with.kernels,
+                            .n_kernels = with.n_kernels,
+                            .items = items,
+                            .n_items = n,
+                            .jobs = cli->jobs,
+                            .timeout = cli->timeout,
+                            .budget = cli->budget,
+                            .level = cli->level,
+                            .repeats = cli->repeats,
+                            .peer = cli->has_peer ? &cli->peer : NULL,
+                            .data_dir = dkv_dataDir(),
+                            .report = takeResult,
+                            .arg = &s};
     if (n == 0) {
         dkv_fail(&err, DKV_EHARNESS, "no case was selected, so nothing was learned");
         free(items);
@@ -233,13 +250,15 @@ int dkv_cmdReplay(const dkv_cli *cli) {
     dkv_err err = {0};
     int rc = 0;
     bool file = cli->n_words == 1 && access(cli->words[0], R_OK) == 0;
-    if (cli->n_words == 0) rc = dkv_fail(&err, DKV_EUSER, "replay: which line? (or a file of lines or records)");
-    else rc = file ? dkv_selectFile(cli->words[0], &sel, &err) : dkv_selectWords(cli->words, cli->n_words, &sel, &err);
+    if (cli->n_words == 0)
+        rc = dkv_fail(&err, DKV_EUSER, "replay: which line? (or a file of lines or records)");
+    else
+        rc = file ? dkv_selectFile(cli->words[0], &sel, &err)
+                  : dkv_selectWords(cli->words, cli->n_words, &sel, &err);
     dkv_cli loud = *cli;
     loud.verbose = !cli->quiet;
     int code = rc ? dkv_complain(&err) : runSelection(&loud, &sel, true);
-    if (cli->bisect && (rc || code == DKV_EXIT_USER)) code = 128;
-    else if (cli->bisect && code == DKV_EXIT_NOTHING) code = 125;
+    if (cli->bisect) code = dkv_bisectExit(code, NULL); /* what ended before any case ran */
     dkv_freeSelection(&sel);
     return code;
 }

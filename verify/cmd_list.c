@@ -48,8 +48,9 @@ static const char *nthStatus(int i, const char **help) {
 static const struct {
     const char *what;
     const char *(*nth)(int i, const char **help);
-} lists[] = {{"kernels", nthKernel}, {"masks", dkv_listMask}, {"fills", dkv_listFill},     {"checks", nthCheck},
-             {"faults", nthFault},   {"suites", nthSuite},    {"keys", dkv_listKey}, {"statuses", nthStatus}};
+} lists[] = {{"kernels", nthKernel}, {"masks", dkv_listMask}, {"fills", dkv_listFill},
+             {"checks", nthCheck},   {"faults", nthFault},    {"suites", nthSuite},
+             {"keys", dkv_listKey},  {"statuses", nthStatus}};
 enum { N_LISTS = sizeof lists / sizeof lists[0] };
 
 int dkv_cmdList(const dkv_cli *cli) {
@@ -57,7 +58,8 @@ int dkv_cmdList(const dkv_cli *cli) {
     dkv_err err;
     for (int k = 0; k < N_LISTS; k++) names[k] = lists[k].what;
     if (cli->n_words != 1) {
-        dkv_fail(&err, DKV_EUSER, "list: one of kernels, masks, fills, checks, faults, suites, keys, statuses");
+        dkv_fail(&err, DKV_EUSER,
+                 "list: one of kernels, masks, fills, checks, faults, suites, keys, statuses");
         return dkv_complain(&err);
     }
     for (int k = 0; k < N_LISTS; k++) {
@@ -78,7 +80,8 @@ int dkv_cmdVersion(const dkv_cli *cli) {
         dkv_fail(&err, DKV_EUSER, "version takes no words ('%s')", cli->words[0]);
         return dkv_complain(&err);
     }
-    printf("dualkv %s, commit %s\ncompiler %s\nblas %s\nabi %u, input generator %s\ndevice %s, %d cores\ndata %s\n",
+    printf("dualkv %s, commit %s\ncompiler %s\nblas %s\nabi %u, input generator %s\ndevice %s, %d "
+           "cores\ndata %s\n",
            dkv_version(), dkv_commit(), dkv_compiler(), openblas_get_config(), DUALKV_ABI, DKV_GENERATOR,
            dkv_hostDevice(), dkv_hostCores(), dkv_dataDir());
     return 0;

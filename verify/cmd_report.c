@@ -8,7 +8,8 @@ int dkv_cmdReport(const dkv_cli *cli) {
     dkv_report r = {0};
     dkv_err err = {0};
     int rc = 0;
-    if (cli->n_words == 0) rc = dkv_fail(&err, DKV_EUSER, "report: which records? (a file that --json wrote)");
+    if (cli->n_words == 0)
+        rc = dkv_fail(&err, DKV_EUSER, "report: which records? (a file that --json wrote)");
     for (int i = 0; i < cli->n_words && !rc; i++) rc = dkv_readReport(&r, cli->words[i], &err);
     if (!rc && r.total == 0) rc = dkv_fail(&err, DKV_EHARNESS, "report: no record in what was given");
     if (!rc && cli->markdown) rc = dkv_writeReportPage(&r, cli->markdown, &err);

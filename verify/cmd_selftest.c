@@ -26,9 +26,9 @@ static void say(tally *t, bool good, const char *what, const char *result) {
 
 /* ---- mutated oracles ---- */
 
-static const char *const mutants[DKV_MUTANT_N] = {"no mistake",        "the diagonal masked",   "scale 1 % off",
-                                                  "LSE in base 2",     "a neighbour's KV head", "delta left out",
-                                                  "keys one row early"};
+static const char *const mutants[DKV_MUTANT_N] = {
+    "no mistake",     "the diagonal masked", "scale 1 % off", "LSE in base 2", "a neighbour's KV head",
+    "delta left out", "keys one row early"};
 
 static const char *const oracle_lines[] = {
     "shape=37+3x11/5+2 heads=4:2 dim=8 dlse=on",
@@ -61,8 +61,10 @@ static int crossCheck(const char *line, dkv_mutant mutant, double *ratio, dkv_er
     *ratio = 0;
     for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++)
         for (int64_t i = 0; i < n[id]; i++) {
-            double x = dkv_outputAt(&naive, (dkv_tensor_id)id)[i], y = dkv_outputAt(&blocked, (dkv_tensor_id)id)[i];
-            double allowed = dkv_outputAt(&bound[0], (dkv_tensor_id)id)[i] + dkv_outputAt(&bound[1], (dkv_tensor_id)id)[i];
+            double x = dkv_outputAt(&naive, (dkv_tensor_id)id)[i],
+                   y = dkv_outputAt(&blocked, (dkv_tensor_id)id)[i];
+            double allowed =
+                dkv_outputAt(&bound[0], (dkv_tensor_id)id)[i] + dkv_outputAt(&bound[1], (dkv_tensor_id)id)[i];
             if (x == y) continue;
             double share = fabs(x - y) / allowed;
             if (!(share <= *ratio)) *ratio = isnan(share) ? INFINITY : share;
@@ -96,13 +98,17 @@ static void testMutants(tally *t) {
 
 /* ---- the comparator ---- */
 
-/* A NaN, an Inf and a value just outside must fail, one just inside pass: !(err <= bound), as compiled here. */
+/* A NaN, an Inf and a value just outside must fail, one just inside pass: !(err <= bound), as compiled here.
+ */
 static void testComparator(tally *t) {
     const struct {
         double error;
         bool fails;
         const char *what;
-    } rows[] = {{NAN, true, "a NaN"}, {INFINITY, true, "an Inf"}, {2, true, "twice the bound"}, {0.5, false, "half the bound"}};
+    } rows[] = {{NAN, true, "a NaN"},
+                {INFINITY, true, "an Inf"},
+                {2, true, "twice the bound"},
+                {0.5, false, "half the bound"}};
     dkv_problem p = {0};
     dkv_layout l = {0};
     dkv_oracle o = {0};
@@ -112,7 +118,8 @@ static void testComparator(tally *t) {
     int rc = dkv_parseProblem("shape=3 dim=2 grad=off", NULL, &p, &err);
     if (!rc) rc = dkv_makeLayout(&p, &l, &err);
     if (!rc) rc = dkv_allocOracle(&l, &o, &err);
-    if (!rc && !dkv_arithmeticProfile(0, &p, &a, &words)) rc = dkv_fail(&err, DKV_EHARNESS, "no arithmetic profile");
+    if (!rc && !dkv_arithmeticProfile(0, &p, &a, &words))
+        rc = dkv_fail(&err, DKV_EHARNESS, "no arithmetic profile");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         double got[6] = {0};
         dkv_judgement j = {0};
@@ -149,8 +156,8 @@ static void testBreakage(tally *t, const dkv_breakage *b) {
         dkv_runCase(&p, &w, &options, r);
         int again = w.pid ? 1 : dkv_startWorker(&w) == DKV_W_OK; /* and the next case has a worker */
         dkv_stopWorker(&w);
-        snprintf(result, sizeof result, "%s%s%s%s", dkv_statusRow(r->status)->name, r->why[0] ? ", " : "", r->why,
-                 again ? "" : "; no fresh worker after it");
+        snprintf(result, sizeof result, "%s%s%s%s", dkv_statusRow(r->status)->name, r->why[0] ? ", " : "",
+                 r->why, again ? "" : "; no fresh worker after it");
         say(t, r->status == b->expected && again, what, result);
     }
     dkv_freeProblem(&p);

@@ -68,7 +68,8 @@ static int parseOptions(const char *text, const char *at, dkv_kernel_spec *out, 
         size_t len = strcspn(at, "+");
         if (len == 0) return dkv_fail(err, DKV_EUSER, "kernel '%s': an option is empty at '+%s'", text, at);
         if (strcspn(at, ", \t\n") < len)
-            return dkv_fail(err, DKV_EUSER, "kernel '%s': a comma or space in option '%.*s'", text, (int)len, at);
+            return dkv_fail(err, DKV_EUSER, "kernel '%s': a comma or space in option '%.*s'", text, (int)len,
+                            at);
         if (n) out->options[n++] = ',';
         memcpy(out->options + n, at, len);
         n += len;
@@ -103,13 +104,16 @@ int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err) {
     }
     size_t len = strcspn(name, "+");
     if (len >= sizeof out->name)
-        return dkv_fail(err, DKV_EUSER, "kernel '%.40s...': a name longer than %zu bytes", name, sizeof out->name - 1);
-    if (len == 0 && (!end || *end == ':')) return dkv_fail(err, DKV_EUSER, "kernel '%s': a name is missing", text);
+        return dkv_fail(err, DKV_EUSER, "kernel '%.40s...': a name longer than %zu bytes", name,
+                        sizeof out->name - 1);
+    if (len == 0 && (!end || *end == ':'))
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': a name is missing", text);
     memcpy(out->name, name, len);
     if (parseOptions(text, name + len, out, err)) return DKV_EUSER;
     if (end) {
         if (access(out->path, R_OK) != 0)
-            return dkv_fail(err, DKV_EUSER, "kernel '%s': cannot read '%s': %s", text, out->path, strerror(errno));
+            return dkv_fail(err, DKV_EUSER, "kernel '%s': cannot read '%s': %s", text, out->path,
+                            strerror(errno));
         return 0;
     }
     for (int r = 0; r < N_ROWS; r++) {
@@ -125,26 +129,32 @@ int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err) {
 static int validate(const dkv_kernel_spec *spec, const dualkv_kernel *k, dualkv_kernel *copy, dkv_err *err) {
     const size_t least = offsetof(dualkv_kernel, launches); /* everything of ABI 1 before the optional last */
     if (k->size < least || k->size > 65536)
-        return dkv_fail(err, DKV_EUSER, "kernel '%s': its table says size %u; ABI %u needs at least %zu", spec->text,
-                        k->size, DUALKV_ABI, least);
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': its table says size %u; ABI %u needs at least %zu",
+                        spec->text, k->size, DUALKV_ABI, least);
     if (k->abi != DUALKV_ABI)
         return dkv_fail(err, DKV_EUSER, "kernel '%s': speaks ABI %u, this program ABI %u", spec->text, k->abi,
                         DUALKV_ABI);
     memset(copy, 0, sizeof *copy);
     memcpy(copy, k, k->size < sizeof *copy ? k->size : sizeof *copy);
-    const char *missing = !copy->name ? "name" : !copy->open ? "open" : !copy->close ? "close"
-                          : !copy->refuses ? "refuses" : !copy->forward ? "forward" : NULL;
+    const char *missing = !copy->name      ? "name"
+                          : !copy->open    ? "open"
+                          : !copy->close   ? "close"
+                          : !copy->refuses ? "refuses"
+                          : !copy->forward ? "forward"
+                                           : NULL;
     if (missing) return dkv_fail(err, DKV_EUSER, "kernel '%s': %s is NULL in its table", spec->text, missing);
     if (copy->memory != DUALKV_HOST && copy->memory != DUALKV_CUDA)
         return dkv_fail(err, DKV_EUSER, "kernel '%s': unknown memory space %d", spec->text, copy->memory);
     int32_t a = copy->alignment;
     if (a < 1 || a > 4096 || (a & (a - 1)))
-        return dkv_fail(err, DKV_EUSER, "kernel '%s': alignment %d is not a power of two up to 4096", spec->text, a);
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': alignment %d is not a power of two up to 4096",
+                        spec->text, a);
     return 0;
 }
 
 /* The table of the shared object that the spec names. */
-static int loadTable(const dkv_kernel_spec *spec, dkv_kernel *out, const dualkv_kernel **found, dkv_err *err) {
+static int loadTable(const dkv_kernel_spec *spec, dkv_kernel *out, const dualkv_kernel **found,
+                     dkv_err *err) {
     char path[DKV_SPEC_MAX + 2];
     snprintf(path, sizeof path, "%s%s", strchr(spec->path, '/') ? "" : "./", spec->path);
     out->so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -156,21 +166,23 @@ static int loadTable(const dkv_kernel_spec *spec, dkv_kernel *out, const dualkv_
                         DUALKV_KERNELS_SYMBOL);
     int count = 0;
     const dualkv_kernel *const *list = entry(DUALKV_ABI, &count);
-    if (!list) return dkv_fail(err, DKV_EUSER, "kernel '%s': does not support ABI %u", spec->text, DUALKV_ABI);
+    if (!list)
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': does not support ABI %u", spec->text, DUALKV_ABI);
     if (count < 1 || count > 1024)
         return dkv_fail(err, DKV_EUSER, "kernel '%s': exports %d kernels", spec->text, count);
     for (int i = 0; i < count; i++) {
-        if (!list[i]) return dkv_fail(err, DKV_EUSER, "kernel '%s': table %d of %d is NULL", spec->text, i, count);
+        if (!list[i])
+            return dkv_fail(err, DKV_EUSER, "kernel '%s': table %d of %d is NULL", spec->text, i, count);
         bool named = spec->name[0] && list[i]->name && strcmp(list[i]->name, spec->name) == 0;
         if (named || (!spec->name[0] && count == 1)) *found = list[i];
     }
     if (*found) return 0;
     const char *first = list[0]->name ? list[0]->name : "?";
     if (!spec->name[0])
-        return dkv_fail(err, DKV_EUSER, "kernel '%s': exports %d kernels; name one, as in '%s:%s'", spec->text, count,
-                        spec->path, first);
-    return dkv_fail(err, DKV_EUSER, "kernel '%s': no kernel '%s' in it (it has '%s'%s)", spec->text, spec->name, first,
-                    count > 1 ? ", ..." : "");
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': exports %d kernels; name one, as in '%s:%s'",
+                        spec->text, count, spec->path, first);
+    return dkv_fail(err, DKV_EUSER, "kernel '%s': no kernel '%s' in it (it has '%s'%s)", spec->text,
+                    spec->name, first, count > 1 ? ", ..." : "");
 }
 
 int dkv_openKernel(const dkv_kernel_spec *spec, dkv_kernel *out, dkv_err *err) {
@@ -185,7 +197,8 @@ int dkv_openKernel(const dkv_kernel_spec *spec, dkv_kernel *out, dkv_err *err) {
         out->self = out->table.open(spec->options, reason, sizeof reason);
         reason[sizeof reason - 1] = 0;
         if (!out->self)
-            rc = dkv_fail(err, DKV_EUSER, "kernel '%s': %s", spec->text, reason[0] ? reason : "cannot be opened");
+            rc = dkv_fail(err, DKV_EUSER, "kernel '%s': %s", spec->text,
+                          reason[0] ? reason : "cannot be opened");
     }
     if (rc) dkv_closeKernel(out);
     return rc;

@@ -2,8 +2,8 @@
  *
  *   spec := NAME option*  |  PATH.so[:NAME] option*          option := '+' key ['=' value]
  *
- * Built-in kernels are rows of one table (kernel.c). A spec is parsed by the coordinator, which never runs or loads
- * foreign code; the worker process opens it (dkv_openKernel). */
+ * Built-in kernels are rows of one table (kernel.c). A spec is parsed by the coordinator, which never runs or
+ * loads foreign code; the worker process opens it (dkv_openKernel). */
 #ifndef DKV_KERNEL_H
 #define DKV_KERNEL_H
 
@@ -30,7 +30,8 @@ int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err);
 /* Name and one line of the i-th kernel that can be named; NULL past the end. */
 const char *dkv_listKernel(int i, const char **doc);
 
-/* Loads, validates (ABI, struct size, functions) and opens an instance. Runs the kernel's code: only in a worker. */
+/* Loads, validates (ABI, struct size, functions) and opens an instance. Runs the kernel's code: only in a
+ * worker. */
 int dkv_openKernel(const dkv_kernel_spec *spec, dkv_kernel *out, dkv_err *err);
 void dkv_closeKernel(dkv_kernel *k);
 

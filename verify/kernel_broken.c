@@ -14,8 +14,8 @@ typedef struct broken {
     void *ref;
     const dkv_breakage *how;
     uint64_t launches;
-    int calls;        /* forward launches so far */
-    char *old;        /* O of an earlier launch */
+    int calls; /* forward launches so far */
+    char *old; /* O of an earlier launch */
     size_t old_bytes;
 } broken;
 
@@ -122,7 +122,8 @@ static void misbehave(broken *b, int backward) {
     }
     if (is(b, "exit")) exit(0);
     while (is(b, "hang")) pause();
-    for (int i = 0; is(b, "chatty") && i < 16384; i++) puts("chatter chatter chatter chatter chatter chatter chatter chatter");
+    for (int i = 0; is(b, "chatty") && i < 16384; i++)
+        puts("chatter chatter chatter chatter chatter chatter chatter chatter");
     if (!is(b, "garbage") && !is(b, "close")) return;
     int most = getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < 1024 ? (int)files.rlim_cur : 1024;
     for (int fd = 3; fd < most; fd++)
@@ -176,8 +177,12 @@ static int run(void *self, const dualkv_launch *l, int backward, char *err, size
     return rc;
 }
 
-static int forward(void *self, const dualkv_launch *l, char *err, size_t n) { return run(self, l, 0, err, n); }
-static int backward(void *self, const dualkv_launch *l, char *err, size_t n) { return run(self, l, 1, err, n); }
+static int forward(void *self, const dualkv_launch *l, char *err, size_t n) {
+    return run(self, l, 0, err, n);
+}
+static int backward(void *self, const dualkv_launch *l, char *err, size_t n) {
+    return run(self, l, 1, err, n);
+}
 
 const dualkv_kernel dkv_brokenKernel = {.size = sizeof(dualkv_kernel),
                                         .abi = DUALKV_ABI,

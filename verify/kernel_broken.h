@@ -1,5 +1,5 @@
-/* kernel_broken.h: a kernel that is broken on purpose, one way at a time (`broken+how=crash`): what the harness must
- * notice, and two controls that it must not mind. Used by selftest and by the tests. */
+/* kernel_broken.h: a kernel that is broken on purpose, one way at a time (`broken+how=crash`): what the
+ * harness must notice, and two controls that it must not mind. Used by selftest and by the tests. */
 #ifndef DKV_KERNEL_BROKEN_H
 #define DKV_KERNEL_BROKEN_H
 

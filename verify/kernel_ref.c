@@ -1,5 +1,5 @@
-/* The references as kernels of the public ABI: the truth in double precision, outputs rounded to their type. They judge
- * the harness (a correct kernel must pass) and are what `bench` compares with. */
+/* The references as kernels of the public ABI: the truth in double precision, outputs rounded to their type.
+ * They judge the harness (a correct kernel must pass) and are what `bench` compares with. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,7 +117,8 @@ static int run(void *self, const dualkv_launch *launch, int backward, char *text
     if (!rc) rc = dkv_allocOutputs(&l, &out, &err);
     if (!rc) {
         gatherInputs(launch, backward, &in);
-        rc = s->replicated ? dkv_refNaive(&p, &l, &in, &out, &err) : dkv_refBlocked(&p, &l, &in, &opt, &out, &err);
+        rc = s->replicated ? dkv_refNaive(&p, &l, &in, &out, &err)
+                           : dkv_refBlocked(&p, &l, &in, &opt, &out, &err);
     }
     if (!rc && !backward) {
         scatter(out.o, v->tq, v->hq, v->dv, p.dtype, &launch->o);
@@ -126,7 +127,8 @@ static int run(void *self, const dualkv_launch *launch, int backward, char *text
         scatter(out.dq, v->tq, v->hq, v->dqk, p.dtype, &launch->dq);
         scatter(out.dk, v->tk, v->hkv, v->dqk, p.dtype, &launch->dk);
         scatter(out.dv, v->tk, v->hkv, v->dv, p.dtype, &launch->dv);
-        for (int32_t h = 0; h < v->hq && out.dsink && launch->dsink; h++) launch->dsink[h] = (float)out.dsink[h];
+        for (int32_t h = 0; h < v->hq && out.dsink && launch->dsink; h++)
+            launch->dsink[h] = (float)out.dsink[h];
     }
     s->launches += !rc;
     if (rc) snprintf(text, n, "%s", err.text);
@@ -137,15 +139,22 @@ static int run(void *self, const dualkv_launch *launch, int backward, char *text
     return rc;
 }
 
-static int forward(void *self, const dualkv_launch *l, char *err, size_t n) { return run(self, l, 0, err, n); }
-static int backward(void *self, const dualkv_launch *l, char *err, size_t n) { return run(self, l, 1, err, n); }
+static int forward(void *self, const dualkv_launch *l, char *err, size_t n) {
+    return run(self, l, 0, err, n);
+}
+static int backward(void *self, const dualkv_launch *l, char *err, size_t n) {
+    return run(self, l, 1, err, n);
+}
 
-#define REFERENCE(word, line, opener)                                                                             \
-    {.size = sizeof(dualkv_kernel), .abi = DUALKV_ABI, .name = word, .doc = line, .memory = DUALKV_HOST,           \
-     .alignment = 1, .open = opener, .close = free, .refuses = refuseNothing, .arithmetic = declare,               \
-     .deterministic = isDeterministic, .forward = forward, .backward = backward, .launches = countLaunches}
+#define REFERENCE(word, line, opener)                                                                        \
+    {                                                                                                        \
+        .size = sizeof(dualkv_kernel), .abi = DUALKV_ABI, .name = word, .doc = line, .memory = DUALKV_HOST,  \
+        .alignment = 1, .open = opener, .close = free, .refuses = refuseNothing, .arithmetic = declare,      \
+        .deterministic = isDeterministic, .forward = forward, .backward = backward,                          \
+        .launches = countLaunches                                                                            \
+    }
 
 const dualkv_kernel dkv_refKernel =
     REFERENCE("ref", "the truth: blocked fp64 on packed tokens, outputs rounded to their type", openBlocked);
-const dualkv_kernel dkv_refReplicatedKernel =
-    REFERENCE("ref-replicated", "the truth from its definition: naive fp64 on replicated sequences", openNaive);
+const dualkv_kernel dkv_refReplicatedKernel = REFERENCE(
+    "ref-replicated", "the truth from its definition: naive fp64 on replicated sequences", openNaive);

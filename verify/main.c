@@ -9,16 +9,19 @@
 
 static const dkv_command commands[] = {
     {"check", DKV_CMD_CHECK, true, "[LINE|SUITE...] --kernel K", "judge a kernel on problem lines or suites",
-     "LINE is a problem line, quoted or as several key=value words; SUITE a name of `dualkv list suites`, or a file of\n"
-     "lines. Without any: suite smoke. Exit: 0 passed, 1 a defect, 2 bad input, 3 nothing ran, 4 inconclusive.\n",
+     "LINE is a problem line, quoted or as several key=value words; SUITE a name of `dualkv list suites`,\n"
+     "or a file of lines. Without any: suite smoke. Exit: 0 passed, 1 a defect, 2 bad input, 3 nothing ran,\n"
+     "4 inconclusive.\n",
      dkv_cmdCheck},
-    {"report", DKV_CMD_REPORT, true, "[--markdown FILE] RECORDS...", "tables from records", "", dkv_cmdReport},
-    {"replay", DKV_CMD_REPLAY, false, "LINE|FILE --kernel K [--bisect]", "one case again, with everything said of it",
-     "FILE holds problem lines, or records (then their kernels are used, unless --kernel is given). --bisect: cases that\n"
-     "say nothing give 125, bad input 128, as `git bisect run` wants.\n",
+    {"report", DKV_CMD_REPORT, true, "[--markdown FILE] RECORDS...", "tables from records", "",
+     dkv_cmdReport},
+    {"replay", DKV_CMD_REPLAY, false, "LINE|FILE --kernel K [--bisect]",
+     "one case again, with everything said of it",
+     "FILE holds problem lines, or records (then their kernels are used, unless --kernel is given).\n"
+     "--bisect: cases that say nothing give 125, bad input 128, as `git bisect run` wants.\n",
      dkv_cmdReplay},
-    {"list", DKV_CMD_LIST, false, "kernels|masks|fills|checks|faults|suites|keys|statuses", "what there is, one a line", "",
-     dkv_cmdList},
+    {"list", DKV_CMD_LIST, false, "kernels|masks|fills|checks|faults|suites|keys|statuses",
+     "what there is, one a line", "", dkv_cmdList},
     {"bench", DKV_CMD_BENCH, false, "--kernel K LINE|SUITE... [--oracle]", "time a kernel, useful FLOPs only",
      "On a CPU, GFLOP/s beside those of dgemm in the same run. Medians of several runs.\n", dkv_cmdBench},
     {"selftest", DKV_CMD_SELFTEST, false, "", "the harness on itself: mutated oracles, broken kernels", "",
@@ -35,15 +38,16 @@ static const dkv_command *findCommand(const char *name, dkv_err *err) {
         if (strcmp(commands[i].name, name) == 0) return &commands[i];
     }
     const char *near = dkv_nearestWord(name, names, N_COMMANDS);
-    dkv_fail(err, DKV_EUSER, "unknown command '%s'%s%s%s", name, near ? ": did you mean '" : ": see `dualkv help --all`",
-             near ? near : "", near ? "'?" : "");
+    dkv_fail(err, DKV_EUSER, "unknown command '%s'%s%s%s", name,
+             near ? ": did you mean '" : ": see `dualkv help --all`", near ? near : "", near ? "'?" : "");
     return NULL;
 }
 
 static void frontPage(bool all) {
     printf("dualkv: is a shared-prompt attention kernel exactly standard attention, up to rounding?\n\n");
     for (int i = 0; i < N_COMMANDS; i++)
-        if (all || commands[i].front) printf("  dualkv %s %s\n      %s\n", commands[i].name, commands[i].usage, commands[i].doc);
+        if (all || commands[i].front)
+            printf("  dualkv %s %s\n      %s\n", commands[i].name, commands[i].usage, commands[i].doc);
     if (!all) printf("\nmore: dualkv help --all, dualkv help COMMAND\n");
     printf("\n  dualkv check 'shape=200+3x77 heads=8:2 dim=64 mask=causal' --kernel emu\n");
 }
@@ -77,6 +81,8 @@ int main(int argc, char **argv) {
         }
     int code = dkv_parseCli(c->bit, argc - (argc > 1 ? 2 : 1), argv + (argc > 1 ? 2 : 1), &cli, &err);
     code = code ? dkv_complain(&err) : c->run(&cli);
+    for (int i = 2; i < argc && c->bit == DKV_CMD_REPLAY && code == DKV_EXIT_USER; i++)
+        if (strcmp(argv[i], "--bisect") == 0) code = dkv_bisectExit(code, NULL);
     dkv_freeCli(&cli);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "dualkv: cannot write to stdout\n");

@@ -92,7 +92,8 @@ static void addTensors(cJSON *o, const dkv_result *r) {
         if (r->peer[id] > 0) addNumber(t, "error_over_peer", r->peer[id]);
         cJSON *parts = cJSON_AddObjectToObject(t, "regions");
         for (int k = 0; k < 2; k++)
-            if (j->region[k].total) addPart(cJSON_AddObjectToObject(parts, regions[k]), &j->region[k], j->twin);
+            if (j->region[k].total)
+                addPart(cJSON_AddObjectToObject(parts, regions[k]), &j->region[k], j->twin);
         if (j->all.total) addWorst(t, &j->worst);
     }
 }
@@ -142,7 +143,8 @@ int dkv_checkRecordPath(const char *path, dkv_err *err) {
     char folder[PATH_MAX];
     struct stat s;
     if (!path || strcmp(path, "-") == 0) return 0;
-    if (!path[0] || strlen(path) >= sizeof folder) return dkv_fail(err, DKV_EUSER, "--json: not a file name: '%.80s'", path);
+    if (!path[0] || strlen(path) >= sizeof folder)
+        return dkv_fail(err, DKV_EUSER, "--json: not a file name: '%.80s'", path);
     if (stat(path, &s) == 0) {
         if (S_ISDIR(s.st_mode)) return dkv_fail(err, DKV_EUSER, "--json: '%s' is a folder", path);
         if (access(path, W_OK) == 0) return 0;

@@ -1,5 +1,5 @@
-/* record.h: one JSON object a case, one line each (design.md section 9). The one source of truth: reports and databases
- * are made from it. Non-finite numbers are strings ("nan", "inf", "-inf"). */
+/* record.h: one JSON object a case, one line each (design.md section 9). The one source of truth: reports and
+ * databases are made from it. Non-finite numbers are strings ("nan", "inf", "-inf"). */
 #ifndef DKV_RECORD_H
 #define DKV_RECORD_H
 

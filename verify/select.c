@@ -67,7 +67,8 @@ int dkv_selectWords(const char *const *words, int n, dkv_selection *out, dkv_err
         else if (whole) rc = addLine(out, w, NULL, err);
         else {
             size_t at = strlen(p->text);
-            if (at + strlen(w) + 2 > sizeof p->text) rc = dkv_fail(err, DKV_EUSER, "a problem line longer than %d bytes", DKV_LINE_MAX);
+            if (at + strlen(w) + 2 > sizeof p->text)
+                rc = dkv_fail(err, DKV_EUSER, "a problem line longer than %d bytes", DKV_LINE_MAX);
             else snprintf(p->text + at, sizeof p->text - at, "%s%s", at ? " " : "", w);
             p->shaped |= shape;
         }

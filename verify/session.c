@@ -14,7 +14,8 @@
 #include "version.h"
 
 /* One line, fit to run? */
-static int precheckLine(const dkv_session *s, const char *line, bool replicated, double available, dkv_err *err) {
+static int precheckLine(const dkv_session *s, const char *line, bool replicated, double available,
+                        dkv_err *err) {
     const double gib = 1024.0 * 1024 * 1024;
     dkv_problem p = {0};
     dkv_err why = {0};
@@ -90,7 +91,7 @@ typedef struct pool {
     double reserved, room; /* bytes of running cases, and what there was */
     dkv_result **done;     /* finished, not reported */
     double level;
-    int threads;           /* of one oracle */
+    int threads; /* of one oracle */
 } pool;
 
 /* Reports what is finished and in order. Called with the lock held. */

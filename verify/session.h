@@ -1,5 +1,5 @@
-/* session.h: many cases, several at a time: a pool of threads, each with a warm worker of its own. Results come out in
- * the order of the cases. */
+/* session.h: many cases, several at a time: a pool of threads, each with a warm worker of its own. Results
+ * come out in the order of the cases. */
 #ifndef DKV_SESSION_H
 #define DKV_SESSION_H
 
@@ -31,11 +31,11 @@ typedef struct dkv_session {
     bool stopped;          /* out: ended by a signal */
 } dkv_session;
 
-/* Opens each kernel once in a worker; replicated[n] (or NULL): which of them want the replicated layout. DKV_EUSER where
- * one cannot be opened, DKV_EHARNESS where its device is missing. */
+/* Opens each kernel once in a worker; replicated[n] (or NULL): which of them want the replicated layout.
+ * DKV_EUSER where one cannot be opened, DKV_EHARNESS where its device is missing. */
 int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool *replicated, dkv_err *err);
-/* Parses every line, and refuses before anything runs: inadmissible masks, unknown fills, missing recordings, sizes
- * beyond memory. */
+/* Parses every line, and refuses before anything runs: inadmissible masks, unknown fills, missing recordings,
+ * sizes beyond memory. */
 int dkv_precheckItems(const dkv_session *s, const bool *replicated, dkv_err *err);
 /* Level of one test: the budget over all the tests that this run may make. */
 double dkv_testLevel(const dkv_session *s);

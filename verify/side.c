@@ -18,15 +18,16 @@ static int replicate(dkv_side *s, const dkv_problem *p, const dkv_layout *packed
     if (!rc) rc = dkv_problemOfView(&s->rep_layout.view, &s->rep, err);
     if (!rc) rc = dkv_allocInputs(&s->rep_layout, &s->rep_in, err);
     if (!rc)
-        rc = dkv_replicateInputs(packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, in, &s->rep_in, err);
+        rc = dkv_replicateInputs(packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, in, &s->rep_in,
+                                 err);
     s->p = &s->rep;
     s->l = &s->rep_layout;
     s->in = &s->rep_in;
     return rc;
 }
 
-dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const char *line, const dkv_layout *packed,
-                         const dkv_inputs *in) {
+dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const char *line,
+                         const dkv_layout *packed, const dkv_inputs *in) {
     dkv_err err = {0};
     dkv_plan plan;
     memset(s, 0, sizeof *s);
@@ -46,7 +47,8 @@ dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const
         return DKV_W_HARNESS;
     }
     if (s->d.replicated && replicate(s, p, packed, in, &err)) return harness(s, &err);
-    int rc = dkv_planBuffers(&s->l->view, p->layout, s->d.alignment, s->d.workspace[0], s->d.workspace[1], &plan, &err);
+    int rc = dkv_planBuffers(&s->l->view, p->layout, s->d.alignment, s->d.workspace[0], s->d.workspace[1],
+                             &plan, &err);
     if (rc == DKV_EREFUSED) {
         s->d.refused = 1;
         snprintf(s->d.reason, sizeof s->d.reason, "%.390s", err.text);
@@ -79,8 +81,8 @@ dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out) {
     dkv_fillArena(&s->arena, dkv_poisonPattern(index), s->in);
     for (int backward = 0; backward <= (s->p->grad ? 1 : 0); backward++) {
         if (backward) dkv_poisonWorkspace(&s->arena);
-        dkv_outcome o = dkv_launchCase(s->w, &s->arena, backward, &out->seconds[backward], &out->launches[backward],
-                                       &out->peak);
+        dkv_outcome o = dkv_launchCase(s->w, &s->arena, backward, &out->seconds[backward],
+                                       &out->launches[backward], &out->peak);
         if (o != DKV_W_OK) return o;
         dkv_checkArena(&s->arena, backward, &out->damage);
         dkv_gatherOutputs(&s->arena, s->p->dtype, backward, &out->out);
@@ -92,7 +94,8 @@ dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out) {
     return DKV_W_OK;
 }
 
-int dkv_packRun(const dkv_side *s, const dkv_layout *packed, const dkv_outputs *from, dkv_outputs *to, dkv_err *err) {
+int dkv_packRun(const dkv_side *s, const dkv_layout *packed, const dkv_outputs *from, dkv_outputs *to,
+                dkv_err *err) {
     if (!s->d.replicated) {
         *to = *from;
         return 0;

@@ -1,5 +1,6 @@
-/* side.h: one kernel on one problem: what it says of it, its view (packed or replicated), its buffers and its runs.
- * The kernel under test is a side; so are the same-precision peer and the other case of a call sequence. */
+/* side.h: one kernel on one problem: what it says of it, its view (packed or replicated), its buffers and its
+ * runs. The kernel under test is a side; so are the same-precision peer and the other case of a call
+ * sequence. */
 #ifndef DKV_SIDE_H
 #define DKV_SIDE_H
 
@@ -10,7 +11,8 @@ typedef struct dkv_run {
     double seconds[2];
     int64_t launches[2], peak;
     dkv_damage damage;
-    int64_t poison[DKV_N_OUTPUTS], first[DKV_N_OUTPUTS]; /* elements that still hold the poison; index of the first */
+    int64_t poison[DKV_N_OUTPUTS],
+        first[DKV_N_OUTPUTS]; /* elements that still hold the poison; index of the first */
     bool done;
 } dkv_run;
 
@@ -29,17 +31,21 @@ typedef struct dkv_side {
     bool has_arena;
 } dkv_side;
 
-/* Asks the kernel about the problem (canonical `line`; `packed`, `in`: its layout and inputs, borrowed) and, unless it is
- * refused (s->d.refused), prepares view and buffers. An outcome that is not OK has its words in w->why. */
-dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const char *line, const dkv_layout *packed,
-                         const dkv_inputs *in);
+/* Asks the kernel about the problem (canonical `line`; `packed`, `in`: its layout and inputs, borrowed) and,
+ * unless it is refused (s->d.refused), prepares view and buffers. An outcome that is not OK has its words in
+ * w->why. */
+dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const char *line,
+                         const dkv_layout *packed, const dkv_inputs *in);
 void dkv_closeSide(dkv_side *s);
 
-/* One forward and, with gradients, one backward under the poison of run `index`; out->out is allocated here. */
+/* One forward and, with gradients, one backward under the poison of run `index`; out->out is allocated here.
+ */
 dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out);
 void dkv_freeRun(dkv_run *r);
 
-/* The run's outputs packed (for a packed kernel: the same arrays, not owned; else allocated: dkv_freeOutputs). */
-int dkv_packRun(const dkv_side *s, const dkv_layout *packed, const dkv_outputs *from, dkv_outputs *to, dkv_err *err);
+/* The run's outputs packed (for a packed kernel: the same arrays, not owned; else allocated:
+ * dkv_freeOutputs). */
+int dkv_packRun(const dkv_side *s, const dkv_layout *packed, const dkv_outputs *from, dkv_outputs *to,
+                dkv_err *err);
 
 #endif

@@ -55,7 +55,8 @@ static size_t distance(const char *a, const char *b) {
         size_t diagonal = row[0];
         row[0] = i;
         for (size_t j = 1; j <= m; j++) {
-            size_t change = diagonal + (a[i - 1] != b[j - 1]), best = row[j] < row[j - 1] ? row[j] : row[j - 1];
+            size_t change = diagonal + (a[i - 1] != b[j - 1]),
+                   best = row[j] < row[j - 1] ? row[j] : row[j - 1];
             diagonal = row[j];
             row[j] = best + 1 < change ? best + 1 : change;
         }

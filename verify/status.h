@@ -36,7 +36,8 @@ typedef struct dkv_status_row {
 const dkv_status_row *dkv_statusRow(dkv_status s);
 /* Status of a name, DKV_ST_N if there is none. */
 dkv_status dkv_findStatus(const char *name);
-/* Exit code of a run: 1 if any defect, else 3 (nothing learned: a harness error, or nothing ran), else 4, else 0. */
+/* Exit code of a run: 1 if any defect, else 3 (nothing learned: a harness error, or nothing ran), else 4,
+ * else 0. */
 int dkv_runExit(const long counts[DKV_ST_N]);
 /* As `git bisect run` wants it: 3, 4 and UNSUPPORTED give 125, 2 gives 128. */
 int dkv_bisectExit(int code, const long counts[DKV_ST_N]);

@@ -98,10 +98,12 @@ static void elements_are_where_the_strides_say(void **state) {
                 for (int id = b ? DKV_DQ : 0; id < (b ? DKV_N_OUTPUTS : DKV_DQ); id++)
                     assert_int_equal(dkv_countPoison(&f.arena, (dkv_tensor_id)id, NULL), 0);
             }
-            if (d.outside || d.mutated) fail_msg("%s, layout %d: %s %s", lines[i], layout, d.outside_where, d.mutated_where);
+            if (d.outside || d.mutated)
+                fail_msg("%s, layout %d: %s %s", lines[i], layout, d.outside_where, d.mutated_where);
             for (int id = 0; id < DKV_N_OUTPUTS; id++)
                 if (n[id])
-                    assert_memory_equal(dkv_outputAt(&want, (dkv_tensor_id)id), dkv_outputAt(&got, (dkv_tensor_id)id),
+                    assert_memory_equal(dkv_outputAt(&want, (dkv_tensor_id)id),
+                                        dkv_outputAt(&got, (dkv_tensor_id)id),
                                         (size_t)n[id] * sizeof(double));
             dkv_freeOutputs(&want);
             dkv_freeOutputs(&got);
@@ -121,7 +123,8 @@ static void every_stray_byte_is_found(void **state) {
             assert_int_equal(dkv_allocOutputs(&f.l, &want, &err), 0);
             uint8_t *owner = calloc(1, (size_t)f.plan.size), *before = malloc((size_t)f.plan.size);
             uint8_t *shadow = malloc((size_t)f.plan.size);
-            for (int s = 0; s < DKV_N_SLOTS; s++) { /* 1: input, 2: of forward, 3: of backward, 4: workspace */
+            for (int s = 0; s < DKV_N_SLOTS;
+                 s++) { /* 1: input, 2: of forward, 3: of backward, 4: workspace */
                 const dkv_view *w = &f.plan.view[s];
                 for (int64_t t = 0; w->present && t < w->rows; t++)
                     for (int64_t h = 0; h < w->heads; h++)
@@ -143,9 +146,11 @@ static void every_stray_byte_is_found(void **state) {
                 bool input = owner[i] == 1 || (backward && owner[i] == 2);
                 if (may && (d.outside || d.mutated)) fail_msg("byte %lld: false alarm", (long long)i);
                 if (!may && !d.outside && !d.mutated) fail_msg("byte %lld: not found", (long long)i);
-                if (input && d.mutated != 1) fail_msg("byte %lld: an input, %s", (long long)i, d.outside_where);
+                if (input && d.mutated != 1)
+                    fail_msg("byte %lld: an input, %s", (long long)i, d.outside_where);
                 f.arena.base[i] = before[i];
-                memcpy(f.arena.shadow, shadow, (size_t)f.plan.size); /* forward's check keeps what it saw of O */
+                memcpy(f.arena.shadow, shadow,
+                       (size_t)f.plan.size); /* forward's check keeps what it saw of O */
             }
             free(owner);
             free(before);
@@ -183,7 +188,8 @@ static void alignment_is_given_or_refused(void **state) {
             dkv_plan plan;
             setUp(&f, "shape=5+2x3 heads=4:2 dim=24:40", (dkv_layout_kind)layout, 1, 0);
             int rc = dkv_planBuffers(&f.l.view, (dkv_layout_kind)layout, align, 0, 0, &plan, &err);
-            bool can = align <= 16 || layout == DKV_PADDED || layout == DKV_STRIDED; /* 48 and 80 byte heads */
+            bool can =
+                align <= 16 || layout == DKV_PADDED || layout == DKV_STRIDED; /* 48 and 80 byte heads */
             assert_int_equal(rc, can ? 0 : DKV_EREFUSED);
             for (int s = 0; s < DKV_SLOT_WORK && can; s++) {
                 const dkv_view *w = &plan.view[s];
@@ -225,7 +231,8 @@ static void huge_sizes_are_refused(void **state) {
     (void)state;
     dkv_plan plan;
     dkv_err err = {0};
-    dualkv_problem v = {.size = sizeof v, .hq = 1 << 30, .hkv = 1, .dqk = 256, .dv = 256, .tq = (int64_t)1 << 40, .tk = 1};
+    dualkv_problem v = {
+        .size = sizeof v, .hq = 1 << 30, .hkv = 1, .dqk = 256, .dv = 256, .tq = (int64_t)1 << 40, .tk = 1};
     assert_int_equal(dkv_planBuffers(&v, DKV_CONTIGUOUS, 1, 0, 0, &plan, &err), DKV_EUSER);
     v.tq = v.hq = 1;
     assert_int_equal(dkv_planBuffers(&v, DKV_CONTIGUOUS, 1, SIZE_MAX, 0, &plan, &err), DKV_EUSER);
@@ -233,9 +240,12 @@ static void huge_sizes_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(elements_are_where_the_strides_say), cmocka_unit_test(every_stray_byte_is_found),
-        cmocka_unit_test(damage_says_where),                  cmocka_unit_test(alignment_is_given_or_refused),
-        cmocka_unit_test(strides_of_dO_are_its_own),          cmocka_unit_test(patterns_are_nan_in_every_type),
+        cmocka_unit_test(elements_are_where_the_strides_say),
+        cmocka_unit_test(every_stray_byte_is_found),
+        cmocka_unit_test(damage_says_where),
+        cmocka_unit_test(alignment_is_given_or_refused),
+        cmocka_unit_test(strides_of_dO_are_its_own),
+        cmocka_unit_test(patterns_are_nan_in_every_type),
         cmocka_unit_test(huge_sizes_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
-/* One case: correct kernels pass, every breakage has its status, whatever the layout of tokens and of memory. */
+/* One case: correct kernels pass, every breakage has its status, whatever the layout of tokens and of memory.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,8 +35,8 @@ static dkv_status runLine(const char *spec, const char *line, double timeout) {
 static void mustBe(dkv_status want, const char *spec, const char *line) {
     dkv_status got = runLine(spec, line, want == DKV_ST_TIMEOUT ? 0.4 : 60);
     if (got != want)
-        fail_msg("%s on '%s': %s instead of %s: %s", spec, line, dkv_statusRow(got)->name, dkv_statusRow(want)->name,
-                 result->why);
+        fail_msg("%s on '%s': %s instead of %s: %s", spec, line, dkv_statusRow(got)->name,
+                 dkv_statusRow(want)->name, result->why);
 }
 
 static void broken_kernels_have_their_status(void **state) {
@@ -63,7 +64,8 @@ static const char *const lines[] = {
 
 static void correct_kernels_pass(void **state) {
     (void)state;
-    static const char *const kernels[] = {"ref", "ref-replicated", "emu", "emu-replicated", "emu+bm=16+bn=16"};
+    static const char *const kernels[] = {"ref", "ref-replicated", "emu", "emu-replicated",
+                                          "emu+bm=16+bn=16"};
     for (size_t k = 0; k < sizeof kernels / sizeof kernels[0]; k++)
         for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
             mustBe(DKV_ST_PASSED, kernels[k], lines[i]);
@@ -77,7 +79,8 @@ static void strangers_are_judged_by_a_named_profile(void **state) {
     char spec[600];
     const char *dir = getenv("DUALKV_BUILD");
     snprintf(spec, sizeof spec, "%s/testkernels/plain.so:plain", dir ? dir : "build");
-    mustBe(DKV_ST_PASSED, spec, "shape=20+3x7/0+5 heads=4:2 dim=16 dtype=fp32 mask=window:5:1 layout=strided dlse=on");
+    mustBe(DKV_ST_PASSED, spec,
+           "shape=20+3x7/0+5 heads=4:2 dim=16 dtype=fp32 mask=window:5:1 layout=strided dlse=on");
     assert_string_equal(result->profile, "fp32");
     mustBe(DKV_ST_PASSED, spec, "shape=20+3x7/0+5 heads=4:2 dim=16");
     assert_true(result->profile[0] != 0);
@@ -116,9 +119,12 @@ static void exits_follow_the_statuses(void **state) {
     static const struct {
         dkv_status a, b;
         int exit, bisect;
-    } rows[] = {{DKV_ST_PASSED, DKV_ST_PASSED, 0, 0},         {DKV_ST_PASSED, DKV_ST_FAILED, 1, 1},
-                {DKV_ST_HARNESS_ERROR, DKV_ST_LEAKED, 1, 1},  {DKV_ST_HARNESS_ERROR, DKV_ST_PASSED, 3, 125},
-                {DKV_ST_INCONCLUSIVE, DKV_ST_PASSED, 4, 125}, {DKV_ST_UNSUPPORTED, DKV_ST_PASSED, 0, 125},
+    } rows[] = {{DKV_ST_PASSED, DKV_ST_PASSED, 0, 0},
+                {DKV_ST_PASSED, DKV_ST_FAILED, 1, 1},
+                {DKV_ST_HARNESS_ERROR, DKV_ST_LEAKED, 1, 1},
+                {DKV_ST_HARNESS_ERROR, DKV_ST_PASSED, 3, 125},
+                {DKV_ST_INCONCLUSIVE, DKV_ST_PASSED, 4, 125},
+                {DKV_ST_UNSUPPORTED, DKV_ST_PASSED, 0, 125},
                 {DKV_ST_UNSUPPORTED, DKV_ST_UNSUPPORTED, 3, 125}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         long counts[DKV_ST_N] = {0};
@@ -129,7 +135,8 @@ static void exits_follow_the_statuses(void **state) {
     }
     assert_int_equal(dkv_runExit((long[DKV_ST_N]){0}), 3);
     assert_int_equal(dkv_bisectExit(2, NULL), 128);
-    for (int s = 0; s < DKV_ST_N; s++) assert_int_equal(dkv_findStatus(dkv_statusRow((dkv_status)s)->name), s);
+    for (int s = 0; s < DKV_ST_N; s++)
+        assert_int_equal(dkv_findStatus(dkv_statusRow((dkv_status)s)->name), s);
     assert_int_equal(dkv_findStatus("FINE"), DKV_ST_N);
 }
 
@@ -137,9 +144,12 @@ int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     result = calloc(1, sizeof *result);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(broken_kernels_have_their_status), cmocka_unit_test(correct_kernels_pass),
-        cmocka_unit_test(strangers_are_judged_by_a_named_profile), cmocka_unit_test(planted_faults_are_found),
-        cmocka_unit_test(memory_is_counted_before_it_is_taken), cmocka_unit_test(exits_follow_the_statuses),
+        cmocka_unit_test(broken_kernels_have_their_status),
+        cmocka_unit_test(correct_kernels_pass),
+        cmocka_unit_test(strangers_are_judged_by_a_named_profile),
+        cmocka_unit_test(planted_faults_are_found),
+        cmocka_unit_test(memory_is_counted_before_it_is_taken),
+        cmocka_unit_test(exits_follow_the_statuses),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     free(result);

@@ -41,9 +41,15 @@ static void bad_specs_point_at_the_word(void **state) {
     (void)state;
     static const struct {
         const char *spec, *says;
-    } rows[] = {{"emo", "did you mean 'emu'"}, {"", "name is missing"},      {"+x", "name is missing"},
-                {"emu+", "empty"},             {"emu++x", "empty"},          {"emu+a,b", "comma"},
-                {"./no.so", "cannot read"},    {"./no.so:", "name is missing"}, {"zzzzzzzzzzzz", "list kernels"}};
+    } rows[] = {{"emo", "did you mean 'emu'"},
+                {"", "name is missing"},
+                {"+x", "name is missing"},
+                {"emu+", "empty"},
+                {"emu++x", "empty"},
+                {"emu+a,b", "comma"},
+                {"./no.so", "cannot read"},
+                {"./no.so:", "name is missing"},
+                {"zzzzzzzzzzzz", "list kernels"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         dkv_kernel_spec s;
         dkv_err err = {0};
@@ -89,11 +95,16 @@ static void hostile_objects_are_refused(void **state) {
     static const struct {
         const char *file, *says;
         dkv_outcome outcome;
-    } rows[] = {{"hostile_none.so", "no symbol", DKV_W_ERROR},   {"hostile_abi.so", "ABI 2", DKV_W_ERROR},
-                {"hostile_size.so", "size 8", DKV_W_ERROR},      {"hostile_forward.so", "forward is NULL", DKV_W_ERROR},
-                {"hostile_open.so", "no such device", DKV_W_ERROR}, {"hostile_list.so", "does not support", DKV_W_ERROR},
-                {"hostile_empty.so", "exports 0", DKV_W_ERROR},  {"hostile_null.so", "is NULL", DKV_W_ERROR},
-                {"hostile_name.so", "name is NULL", DKV_W_ERROR}, {"hostile_crash.so", "Aborted", DKV_W_CRASHED},
+    } rows[] = {{"hostile_none.so", "no symbol", DKV_W_ERROR},
+                {"hostile_abi.so", "ABI 2", DKV_W_ERROR},
+                {"hostile_size.so", "size 8", DKV_W_ERROR},
+                {"hostile_forward.so", "forward is NULL", DKV_W_ERROR},
+                {"hostile_open.so", "no such device", DKV_W_ERROR},
+                {"hostile_list.so", "does not support", DKV_W_ERROR},
+                {"hostile_empty.so", "exports 0", DKV_W_ERROR},
+                {"hostile_null.so", "is NULL", DKV_W_ERROR},
+                {"hostile_name.so", "name is NULL", DKV_W_ERROR},
+                {"hostile_crash.so", "Aborted", DKV_W_CRASHED},
                 {"plain.so", "exports 2", DKV_W_ERROR}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         dkv_kernel_spec s;
@@ -102,7 +113,8 @@ static void hostile_objects_are_refused(void **state) {
         if (dkv_parseKernelSpec(build(rows[i].file), &s, &err)) fail_msg("%s", err.text);
         dkv_initWorker(&w, &s, 20);
         dkv_outcome o = dkv_startWorker(&w);
-        if (o != rows[i].outcome || !strstr(w.why, rows[i].says)) fail_msg("%s: %d, %s", rows[i].file, o, w.why);
+        if (o != rows[i].outcome || !strstr(w.why, rows[i].says))
+            fail_msg("%s: %d, %s", rows[i].file, o, w.why);
         assert_int_equal(w.pid, 0);
         dkv_stopWorker(&w);
     }
@@ -119,8 +131,10 @@ static void near_words(void **state) {
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(specs_are_taken_apart),     cmocka_unit_test(bad_specs_point_at_the_word),
-        cmocka_unit_test(every_listed_kernel_opens), cmocka_unit_test(hostile_objects_are_refused),
+        cmocka_unit_test(specs_are_taken_apart),
+        cmocka_unit_test(bad_specs_point_at_the_word),
+        cmocka_unit_test(every_listed_kernel_opens),
+        cmocka_unit_test(hostile_objects_are_refused),
         cmocka_unit_test(near_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -66,7 +66,8 @@ static void is_replaced_after_death(void **state) {
     (void)state;
     static const char *const specs[] = {"broken+how=crash", "broken+how=abort", "broken+how=exit",
                                         "broken+how=garbage", "broken+how=close"};
-    static const char *const words[] = {"Segmentation fault", "accumulator is empty", "exit(0)", "channel", ""};
+    static const char *const words[] = {"Segmentation fault", "accumulator is empty", "exit(0)", "channel",
+                                        ""};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         fixture f;
         setUp(&f, specs[i], 20);
@@ -149,9 +150,12 @@ int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     signal(SIGPIPE, SIG_IGN);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stays_warm),           cmocka_unit_test(is_replaced_after_death),
-        cmocka_unit_test(hangs_are_ended),      cmocka_unit_test(interrupts_are_heard),
-        cmocka_unit_test(output_is_kept_apart), cmocka_unit_test(errors_are_words),
+        cmocka_unit_test(stays_warm),
+        cmocka_unit_test(is_replaced_after_death),
+        cmocka_unit_test(hangs_are_ended),
+        cmocka_unit_test(interrupts_are_heard),
+        cmocka_unit_test(output_is_kept_apart),
+        cmocka_unit_test(errors_are_words),
         cmocka_unit_test(bad_lines_are_the_harness),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* view.h: a problem from what a kernel sees of it. The replicated layout is itself a problem; the references want it as
- * a tree of nodes. */
+/* view.h: a problem from what a kernel sees of it. The replicated layout is itself a problem; the references
+ * want it as a tree of nodes. */
 #ifndef DKV_VIEW_H
 #define DKV_VIEW_H
 

@@ -1,4 +1,5 @@
-/* wire.h: messages between coordinator (worker.c) and worker (worker_main.c). Same program, so plain structs. */
+/* wire.h: messages between coordinator (worker.c) and worker (worker_main.c). Same program, so plain structs.
+ */
 #ifndef DKV_WIRE_H
 #define DKV_WIRE_H
 
@@ -12,9 +13,9 @@ typedef enum dkv_op { DKV_OP_OPEN = 1, DKV_OP_DESCRIBE, DKV_OP_LAUNCH } dkv_op;
 typedef struct dkv_request {
     uint32_t magic, sequence;
     int32_t op, backward;
-    dkv_plan plan;               /* LAUNCH; with the arena's descriptor */
-    dkv_kernel_spec spec;        /* OPEN */
-    char line[DKV_LINE_BYTES];   /* DESCRIBE */
+    dkv_plan plan;             /* LAUNCH; with the arena's descriptor */
+    dkv_kernel_spec spec;      /* OPEN */
+    char line[DKV_LINE_BYTES]; /* DESCRIBE */
 } dkv_request;
 
 typedef struct dkv_reply {

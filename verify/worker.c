@@ -64,7 +64,7 @@ static void drainOutput(dkv_worker *w) {
 void dkv_lastOutput(const dkv_worker *w, char *out, size_t n) {
     size_t end = w->tail_n, begin;
     while (end > 0 && (w->tail[end - 1] == '\n' || w->tail[end - 1] == ' ')) end--;
-    for (begin = end; begin > 0 && w->tail[begin - 1] != '\n'; begin--) {}
+    for (begin = end; begin > 0 && w->tail[begin - 1] != '\n'; begin--) continue;
     size_t len = end - begin < n - 1 ? end - begin : n - 1;
     memcpy(out, w->tail + begin, len);
     out[len] = 0;
@@ -85,7 +85,7 @@ void dkv_stopWorker(dkv_worker *w) {
     if (w->pid <= 0) return;
     kill(-w->pid, SIGKILL); /* its process group: whatever the kernel started, too */
     kill(w->pid, SIGKILL);
-    while (waitpid(w->pid, NULL, 0) < 0 && errno == EINTR) {}
+    while (waitpid(w->pid, NULL, 0) < 0 && errno == EINTR) continue;
     closeChannel(w);
 }
 
@@ -101,15 +101,16 @@ static void bury(dkv_worker *w, const char *during) {
     dkv_lastOutput(w, last, sizeof last);
     if (last[0]) snprintf(said, sizeof said, "; it last printed: %s", last);
     if (got == w->pid && WIFSIGNALED(status))
-        snprintf(w->why, sizeof w->why, "signal %d (%s) %s%s", WTERMSIG(status), strsignal(WTERMSIG(status)), during, said);
+        snprintf(w->why, sizeof w->why, "signal %d (%s) %s%s", WTERMSIG(status), strsignal(WTERMSIG(status)),
+                 during, said);
     else if (got == w->pid)
-        snprintf(w->why, sizeof w->why, "its process called exit(%d) %s%s", WEXITSTATUS(status), during, said);
-    else
-        snprintf(w->why, sizeof w->why, "it closed or garbled the harness's channel %s%s", during, said);
+        snprintf(w->why, sizeof w->why, "its process called exit(%d) %s%s", WEXITSTATUS(status), during,
+                 said);
+    else snprintf(w->why, sizeof w->why, "it closed or garbled the harness's channel %s%s", during, said);
     kill(-w->pid, SIGKILL);
     if (got != w->pid) {
         kill(w->pid, SIGKILL);
-        while (waitpid(w->pid, NULL, 0) < 0 && errno == EINTR) {}
+        while (waitpid(w->pid, NULL, 0) < 0 && errno == EINTR) continue;
     }
     closeChannel(w);
 }
@@ -140,7 +141,8 @@ static int spawn(dkv_worker *w, int channel, int output) {
 
 static int openChannel(dkv_worker *w) {
     int pair[2] = {-1, -1}, out[2] = {-1, -1}, rc = -1;
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0 || pipe2(out, O_CLOEXEC) < 0) goto done;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0 || pipe2(out, O_CLOEXEC) < 0)
+        goto done;
     /* dup2 onto itself would keep close-on-exec */
     if (pair[1] == CHANNEL_FD) {
         int moved = fcntl(pair[1], F_DUPFD_CLOEXEC, CHANNEL_FD + 1);
@@ -182,7 +184,7 @@ static int sendRequest(const dkv_worker *w, const dkv_request *q, int arena_fd) 
         memcpy(CMSG_DATA(c), &arena_fd, sizeof(int));
     }
     ssize_t n;
-    while ((n = sendmsg(w->socket, &m, MSG_NOSIGNAL)) < 0 && errno == EINTR) {}
+    while ((n = sendmsg(w->socket, &m, MSG_NOSIGNAL)) < 0 && errno == EINTR) continue;
     return n == (ssize_t)sizeof *q ? 0 : -1;
 }
 
@@ -200,7 +202,8 @@ static dkv_outcome awaitReply(dkv_worker *w, const dkv_request *q, const char *d
         }
         poll(p, 2, left > 0.1 ? 100 : (int)(left * 1000) + 1);
         if (p[1].revents & POLLIN) drainOutput(w);
-        if (p[1].revents & (POLLHUP | POLLERR) && !(p[1].revents & POLLIN)) { /* it closed stdout: its right */
+        if (p[1].revents & (POLLHUP | POLLERR) &&
+            !(p[1].revents & POLLIN)) { /* it closed stdout: its right */
             close(w->output);
             w->output = -1;
         }
@@ -278,8 +281,8 @@ dkv_outcome dkv_describeCase(dkv_worker *w, const char *line, dkv_description *o
     return o;
 }
 
-dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, double *seconds, int64_t *launches,
-                           int64_t *peak) {
+dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, double *seconds,
+                           int64_t *launches, int64_t *peak) {
     dkv_request *q = calloc(1, sizeof *q);
     dkv_reply *r = malloc(sizeof *r);
     dkv_outcome o = q && r && w->pid ? DKV_W_OK : DKV_W_HARNESS;

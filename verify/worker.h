@@ -1,9 +1,9 @@
 /* worker.h: the process that a kernel under test runs in. Warm across cases, replaced when it dies.
  *
- * The worker is this program again (exec: nothing of the oracle's memory is mapped in it). One SOCK_SEQPACKET socket
- * carries fixed-size messages, an arena comes along as a file descriptor. What the kernel prints goes into a pipe, of
- * which the coordinator keeps the tail. A crash, exit(), a hang or garbage on the socket ends the worker and becomes
- * the case's outcome. */
+ * The worker is this program again (exec: nothing of the oracle's memory is mapped in it). One SOCK_SEQPACKET
+ * socket carries fixed-size messages, an arena comes along as a file descriptor. What the kernel prints goes
+ * into a pipe, of which the coordinator keeps the tail. A crash, exit(), a hang or garbage on the socket ends
+ * the worker and becomes the case's outcome. */
 #ifndef DKV_WORKER_H
 #define DKV_WORKER_H
 
@@ -42,11 +42,11 @@ typedef struct dkv_worker {
     uint32_t sequence;
     double timeout; /* seconds for one answer */
     dkv_kernel_spec spec;
-    int64_t starts;                  /* processes started so far */
-    int32_t memory, replicated;      /* of the kernel; known once it is started */
-    char tail[DKV_WORKER_TAIL + 1];  /* of what the kernel printed */
+    int64_t starts;                 /* processes started so far */
+    int32_t memory, replicated;     /* of the kernel; known once it is started */
+    char tail[DKV_WORKER_TAIL + 1]; /* of what the kernel printed */
     size_t tail_n;
-    char why[512];                   /* of the last outcome that is not OK */
+    char why[512]; /* of the last outcome that is not OK */
 } dkv_worker;
 
 /* Set by a signal handler: running calls return DKV_W_STOPPED. */
@@ -59,10 +59,11 @@ void dkv_stopWorker(dkv_worker *w);
 
 /* Tells the worker the problem (canonical line) and asks what the kernel says about it. */
 dkv_outcome dkv_describeCase(dkv_worker *w, const char *line, dkv_description *out);
-/* Runs forward or backward of the described problem in the arena. *seconds: the call alone; *launches: counted by the
- * kernel during it (-1 where it does not count); *peak: the worker's peak resident bytes. Each may be NULL. */
-dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, double *seconds, int64_t *launches,
-                           int64_t *peak);
+/* Runs forward or backward of the described problem in the arena. *seconds: the call alone; *launches:
+ * counted by the kernel during it (-1 where it does not count); *peak: the worker's peak resident bytes. Each
+ * may be NULL. */
+dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, double *seconds,
+                           int64_t *launches, int64_t *peak);
 /* Last line that the kernel printed, "" if none. */
 void dkv_lastOutput(const dkv_worker *w, char *out, size_t n);
 

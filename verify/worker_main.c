@@ -120,10 +120,12 @@ static ssize_t receive(int channel, dkv_request *q, int *fd) {
         char bytes[CMSG_SPACE(sizeof(int))];
         struct cmsghdr align;
     } control;
-    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes,
+    struct msghdr m = {.msg_iov = &part,
+                       .msg_iovlen = 1,
+                       .msg_control = control.bytes,
                        .msg_controllen = sizeof control.bytes};
     ssize_t n;
-    while ((n = recvmsg(channel, &m, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR) {}
+    while ((n = recvmsg(channel, &m, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR) continue;
     *fd = -1;
     struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&m) : NULL;
     if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) memcpy(fd, CMSG_DATA(c), sizeof(int));
@@ -135,7 +137,7 @@ int dkv_serveWorker(const char *fd_word) {
     dkv_request *q = malloc(sizeof *q);
     dkv_reply *r = malloc(sizeof *r);
     static state s;
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a kernel that hangs must not outlive its coordinator */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);               /* a kernel that hangs must not outlive its coordinator */
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* no core files of crashing kernels */
     setvbuf(stdout, NULL, _IOLBF, 0);
     while (q && r && receive(channel, q, &fd) == (ssize_t)sizeof *q && q->magic == DKV_WIRE_MAGIC) {

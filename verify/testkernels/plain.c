@@ -1,10 +1,11 @@
-/* plain.c: somebody else's kernel, against nothing but the public header: textbook attention in fp32, row by row.
+/* plain.c: somebody else's kernel, against nothing but the public header: textbook attention in fp32, row by
+ * row.
  *
  *     cc -shared -fPIC -O2 -I ref verify/testkernels/plain.c -lm -o plain.so
  *     dualkv check 'shape=200+3x77' --kernel ./plain.so
  *
- * It exports `plain` (declares nothing of its arithmetic) and `forward-only`. Takes bf16 and fp32, any mask but block
- * and prefix, no modifiers. */
+ * It exports `plain` (declares nothing of its arithmetic) and `forward-only`. Takes bf16 and fp32, any mask
+ * but block and prefix, no modifiers. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +40,8 @@ static int sees(const dualkv_problem *p, int64_t i, int64_t j) {
 
 /* Calls f for each key that row r of segment s sees. */
 typedef void (*key_fn)(const dualkv_launch *l, int64_t row, int64_t key, int head, float *acc);
-static void eachKey(const dualkv_launch *l, const dualkv_segment *s, int64_t r, int head, key_fn f, float *acc) {
+static void eachKey(const dualkv_launch *l, const dualkv_segment *s, int64_t r, int head, key_fn f,
+                    float *acc) {
     const dualkv_problem *p = l->problem;
     for (int g = 0; g < s->range_count; g++) {
         const dualkv_range *range = &p->ranges[s->range_begin + g];
@@ -52,7 +54,8 @@ static float score(const dualkv_launch *l, int64_t row, int64_t key, int h) {
     const dualkv_problem *p = l->problem;
     float sum = 0;
     int kvh = h / (p->hq / p->hkv);
-    for (int c = 0; c < p->dqk; c++) sum += load(&l->q, p->dtype, row, h, c) * load(&l->k, p->dtype, key, kvh, c);
+    for (int c = 0; c < p->dqk; c++)
+        sum += load(&l->q, p->dtype, row, h, c) * load(&l->k, p->dtype, key, kvh, c);
     return p->scale * sum;
 }
 
@@ -85,7 +88,8 @@ static int forward(void *self, const dualkv_launch *l, char *err, size_t n) {
     return 0;
 }
 
-/* acc: LSE, delta, then Dqk of dQ; dK and dV are summed in the workspace, fp32 [tk, hkv, dqk] and [tk, hkv, dv]. */
+/* acc: LSE, delta, then Dqk of dQ; dK and dV are summed in the workspace, fp32 [tk, hkv, dqk] and [tk, hkv,
+ * dv]. */
 static void addGradient(const dualkv_launch *l, int64_t row, int64_t key, int h, float *acc) {
     const dualkv_problem *p = l->problem;
     int kvh = h / (p->hq / p->hkv);
@@ -151,13 +155,25 @@ static void *openPlain(const char *options, char *err, size_t n) {
 
 static void closePlain(void *self) { (void)self; }
 
-static const dualkv_kernel plain = {.size = sizeof(dualkv_kernel), .abi = DUALKV_ABI, .name = "plain",
-                                    .doc = "textbook attention in fp32", .alignment = 4, .open = openPlain,
-                                    .close = closePlain, .refuses = refuses, .workspace = workspace,
-                                    .forward = forward, .backward = backward};
-static const dualkv_kernel forward_only = {.size = sizeof(dualkv_kernel), .abi = DUALKV_ABI,
-                                           .name = "forward-only", .alignment = 1, .open = openPlain,
-                                           .close = closePlain, .refuses = refuses, .forward = forward};
+static const dualkv_kernel plain = {.size = sizeof(dualkv_kernel),
+                                    .abi = DUALKV_ABI,
+                                    .name = "plain",
+                                    .doc = "textbook attention in fp32",
+                                    .alignment = 4,
+                                    .open = openPlain,
+                                    .close = closePlain,
+                                    .refuses = refuses,
+                                    .workspace = workspace,
+                                    .forward = forward,
+                                    .backward = backward};
+static const dualkv_kernel forward_only = {.size = sizeof(dualkv_kernel),
+                                           .abi = DUALKV_ABI,
+                                           .name = "forward-only",
+                                           .alignment = 1,
+                                           .open = openPlain,
+                                           .close = closePlain,
+                                           .refuses = refuses,
+                                           .forward = forward};
 
 const dualkv_kernel *const *dualkv_kernels(uint32_t abi, int *count);
 const dualkv_kernel *const *dualkv_kernels(uint32_t abi, int *count) {

@@ -1,0 +1,254 @@
+/* The program from outside: exit codes, one-line errors that write nothing, records, interruption. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static char dir[64], output[1 << 20], trouble[1 << 16];
+
+static const char *build(void) {
+    const char *b = getenv("DUALKV_BUILD");
+    return b ? b : "build";
+}
+
+static void readAll(const char *name, char *to, size_t room) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "r");
+    size_t n = f ? fread(to, 1, room - 1, f) : 0;
+    to[n] = 0;
+    if (f) fclose(f);
+}
+
+/* Runs `dualkv WORDS`; fills output (stdout) and trouble (stderr); returns the exit code, 128 + signal where
+ * killed. */
+static int run(const char *words) {
+    char command[8192];
+    snprintf(command, sizeof command, "D=%s; B=%s; $B/dualkv %s >$D/out 2>$D/err </dev/null", dir, build(),
+             words);
+    int status = system(command);
+    readAll("out", output, sizeof output);
+    readAll("err", trouble, sizeof trouble);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void mustExit(int want, const char *words) {
+    int got = run(words);
+    if (got != want) fail_msg("dualkv %s: exit %d instead of %d\n%s%s", words, got, want, output, trouble);
+}
+
+static void user_errors_are_one_line(void **state) {
+    (void)state;
+    static const struct {
+        const char *words, *says;
+    } rows[] = {
+        {"chekc", "did you mean 'check'"},
+        {"check --kernal emu", "did you mean '--kernel'"},
+        {"check shape=3", "--kernel"},
+        {"check shape=3 --kernel emo", "did you mean 'emu'"},
+        {"check shape=3 --kernel emu+bm=0", "bm"},
+        {"check shape=3 --kernel emu+what=0", "what"},
+        {"replay shape=3 --kernel", "SPEC is missing"},
+        {"check shape=3 --kernel ./nope.so", "cannot read"},
+        {"check shape=3 --kernel $B/testkernels/hostile_crash.so", "Aborted"},
+        {"check shap=3 --kernel emu", "shap"},
+        {"check shape=3 shape=3+ --kernel emu", "shape"},
+        {"check 'shape=3 shape=4' --kernel emu", "shape"},
+        {"check shape=3 dim=0 --kernel emu", "dim"},
+        {"check shape=3 dim=257 --kernel emu", "dim"},
+        {"check shape=3 heads=3:2 --kernel emu", "heads"},
+        {"check shape=-3 --kernel emu", "shape"},
+        {"check 'shape=3+(4' --kernel emu", "shape"},
+        {"check shape=99999999999999999999 --kernel emu", "shape"},
+        {"check shape=3+4@9 --kernel emu", "@"},
+        {"check shape=3+4 mask=bidir --kernel emu", "admissible"},
+        {"check shape=30000000000+4 --kernel emu", "GiB"},
+        {"check shape=3 fill=nope --kernel emu", "nope"},
+        {"check shape=3 fill=recorded:nope --kernel emu", "nope"},
+        {"check nosuite --kernel emu", "nosuite"},
+        {"check shape=3 --kernel emu --jobs 0", "--jobs"},
+        {"check shape=3 --kernel emu --jobs 1.5", "--jobs"},
+        {"check shape=3 --kernel emu --timeout x", "--timeout"},
+        {"check shape=3 --kernel emu --budget 2", "--budget"},
+        {"check shape=3 --kernel emu --quiet=1", "takes no value"},
+        {"check shape=3 --kernel emu --quiet --verbose", "together"},
+        {"check shape=3 --kernel emu --json /nowhere/at/all", "--json"},
+        {"check shape=3 --kernel emu --markdown x", "--markdown"},
+        {"replay --kernel emu", "which line"},
+        {"list kernel", "did you mean 'kernels'"},
+        {"list", "kernels"},
+        {"bench --kernel ref", "which lines"},
+        {"bench shape=3", "--kernel"},
+        {"report", "which records"},
+        {"report $D/none.jsonl", "cannot read"},
+        {"version now", "now"},
+        {"selftest now", "now"},
+        {"help chekc", "did you mean"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char words[512];
+        bool json = strncmp(rows[i].words, "check", 5) == 0 && !strstr(rows[i].words, "--json");
+        snprintf(words, sizeof words, "%s%s", rows[i].words, json ? " --json $D/r.jsonl" : "");
+        mustExit(2, words);
+        size_t n = strlen(trouble);
+        if (strncmp(trouble, "dualkv: ", 8) || n < 10 || strchr(trouble, '\n') != trouble + n - 1 ||
+            output[0])
+            fail_msg("dualkv %s: not one line on stderr alone:\n%s%s", words, trouble, output);
+        if (!strstr(trouble, rows[i].says))
+            fail_msg("dualkv %s: does not say '%s': %s", words, rows[i].says, trouble);
+        char path[128];
+        snprintf(path, sizeof path, "%s/r.jsonl", dir);
+        assert_true(access(path, F_OK) < 0); /* nothing written */
+    }
+}
+
+static void statuses_give_exits(void **state) {
+    (void)state;
+    mustExit(0, "check shape=5+2x3 dim=8 --kernel emu");
+    mustExit(0, "check shape=5+2x3 dim=8 'shape=3 dim=4' --kernel emu --kernel ref --quiet");
+    assert_string_equal(output, "");
+    mustExit(1, "check shape=5+2x3 dim=8 shape=4 --kernel broken+how=crash");
+    assert_non_null(strstr(output, "2 CRASHED"));
+    assert_non_null(strstr(output, "replay: dualkv replay 'shape=5+2x3 dim=8' --kernel broken+how=crash"));
+    mustExit(1, "check shape=5+2x3 dim=8 --kernel broken+how=zeros --kernel emu");
+    assert_non_null(strstr(output, "1 PASSED, 1 FAILED"));
+    mustExit(1, "check shape=5+2x3 dim=8 --kernel broken+how=hang --timeout 0.3");
+    mustExit(3, "check shape=5+2x3 dim=8 --kernel broken+how=refuse");
+    mustExit(1, "replay shape=5+2x3 dim=8 --kernel broken+how=zeros --bisect");
+    mustExit(125, "replay shape=5+2x3 dim=8 --kernel broken+how=refuse --bisect");
+    mustExit(128, "replay shape=-5 --kernel emu --bisect");
+    mustExit(128, "replay shape=5 --kernel emo --bisect");
+    mustExit(0, "replay shape=5+2x3 dim=8 --kernel emu --bisect");
+}
+
+static void an_empty_selection_is_no_pass(void **state) {
+    (void)state;
+    char path[128];
+    snprintf(path, sizeof path, "%s/none.txt", dir);
+    FILE *f = fopen(path, "w");
+    fputs("# nothing here\n\n", f);
+    fclose(f);
+    mustExit(3, "check $D/none.txt --kernel emu --json $D/r.jsonl");
+    snprintf(path, sizeof path, "%s/r.jsonl", dir);
+    assert_true(access(path, F_OK) < 0);
+}
+
+static long countLines(const char *text) {
+    long n = 0;
+    for (; *text; text++) n += *text == '\n';
+    return n;
+}
+
+static void records_replay_and_report(void **state) {
+    (void)state;
+    char records[1 << 16];
+    mustExit(1, "check shape=5+2x3 dim=8 'shape=7 dim=4 mask=full' shape=6+1 dim=8 layout=padded "
+                "--kernel broken+how=slack --json $D/a.jsonl --jobs 3");
+    readAll("a.jsonl", records, sizeof records);
+    assert_int_equal(countLines(records), 3);
+    assert_true(strstr(records, "5+2x3") < strstr(records, "mask=full")); /* in the order of the cases */
+    assert_non_null(strstr(records, "\"status\":\"OUT_OF_BOUNDS\""));
+    mustExit(1, "replay $D/a.jsonl");
+    assert_non_null(strstr(output, "2 FAILED, 1 OUT_OF_BOUNDS"));
+    mustExit(0, "replay $D/a.jsonl --kernel emu");
+    mustExit(0, "report $D/a.jsonl");
+    assert_non_null(strstr(output, "causal"));
+    mustExit(0, "report --markdown $D/a.md $D/a.jsonl");
+    readAll("a.md", records, sizeof records);
+    assert_non_null(strstr(records, "**OUT_OF_BOUNDS**"));
+    mustExit(0, "check shape=5+2x3 dim=8 --kernel emu --json -");
+    assert_int_equal(output[0], '{');
+    assert_int_equal(countLines(output), 1);
+}
+
+/* After SIGINT the finished records are there, the summary is printed, and the exit is 130. */
+static void an_interrupt_keeps_the_records(void **state) {
+    (void)state;
+    char path[128], program[256], json[128];
+    snprintf(path, sizeof path, "%s/many.txt", dir);
+    snprintf(program, sizeof program, "%s/dualkv", build());
+    snprintf(json, sizeof json, "%s/i.jsonl", dir);
+    FILE *f = fopen(path, "w");
+    for (int i = 1; i <= 20000; i++) fprintf(f, "shape=3+2 dim=4 seed=%d\n", i);
+    fclose(f);
+    pid_t child = fork();
+    if (child == 0) {
+        char out[128];
+        snprintf(out, sizeof out, "%s/out", dir);
+        if (!freopen(out, "w", stdout)) _exit(99);
+        execl(program, "dualkv", "check", path, "--kernel", "emu", "--json", json, (char *)NULL);
+        _exit(99);
+    }
+    output[0] = 0;
+    for (int i = 0; i < 600 && countLines(output) < 5; i++) {
+        nanosleep(&(struct timespec){0, 50000000}, NULL);
+        readAll("i.jsonl", output, sizeof output);
+    }
+    int status = 0;
+    kill(child, SIGINT);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 130);
+    readAll("i.jsonl", output, sizeof output);
+    long n = countLines(output);
+    assert_true(n >= 5 && n < 20000);
+    assert_int_equal(output[strlen(output) - 1], '\n');
+    readAll("out", output, sizeof output);
+    assert_non_null(strstr(output, "interrupted, "));
+}
+
+static void everything_can_be_listed(void **state) {
+    (void)state;
+    static const char *const lists[] = {"kernels", "masks", "fills", "checks", "faults", "keys", "statuses"};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "list %s", lists[i]);
+        mustExit(0, words);
+        assert_true(countLines(output) >= 4);
+    }
+    mustExit(0, "list suites");
+    mustExit(0, "help --all");
+    mustExit(0, "help check");
+    assert_non_null(strstr(output, "--kernel SPEC"));
+    mustExit(0, "check --help");
+    mustExit(0, "version");
+    assert_non_null(strstr(output, "OpenBLAS"));
+    mustExit(0, "");
+}
+
+static void bench_writes_its_keys(void **state) {
+    (void)state;
+    static const char *const keys[] = {"\"ms_fwd\"",     "\"ms_bwd\"",       "\"tflops_fwd\"",
+                                       "\"tflops_bwd\"", "\"gflops_dgemm\"", "\"ratio_fwd\"",
+                                       "\"ratio_bwd\"",  "\"peak_bytes\""};
+    mustExit(0, "bench shape=20+2x9 dim=16 --kernel emu --kernel ref --json $D/b.jsonl");
+    readAll("b.jsonl", output, sizeof output);
+    assert_int_equal(countLines(output), 2);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) assert_non_null(strstr(output, keys[i]));
+    mustExit(3, "bench shape=20+2x9 dim=16 --kernel broken+how=refuse");
+    mustExit(3, "bench shape=20+2x9 dim=16 --kernel broken+how=crash");
+}
+
+int main(void) {
+    snprintf(dir, sizeof dir, "/tmp/dualkv-test-XXXXXX");
+    if (!mkdtemp(dir)) return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(user_errors_are_one_line),       cmocka_unit_test(statuses_give_exits),
+        cmocka_unit_test(an_empty_selection_is_no_pass),  cmocka_unit_test(records_replay_and_report),
+        cmocka_unit_test(an_interrupt_keeps_the_records), cmocka_unit_test(everything_can_be_listed),
+        cmocka_unit_test(bench_writes_its_keys),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf %s", dir);
+    return system(command) ? 1 : failed;
+}
