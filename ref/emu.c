@@ -158,7 +158,7 @@ static int emuForward(void *self, const dualkv_launch *l, char *err, size_t n) {
     dkv_emu *e = self;
     if (checkLaunch(e, l, 0, err, n)) return -1;
     e->launches++;
-    if (e->fault == F_I7 && (int64_t)l->problem->n_segments * l->problem->hq > 255) return 0;
+    if (e->fault == F_I7 && (int64_t)l->problem->n_segments * l->problem->hq > 127) return 0;
     if (!dkv_emuForward(e, l) && keepRanges(e, l->problem)) return 0;
     snprintf(err, n, "emu: out of memory");
     return -1;

@@ -43,7 +43,7 @@
     F(H5, "H5", 0, "dK and dV of a prompt: a response's part is stored, not added")                          \
     F(I1, "I1", 0, "gradients of the last, partial tile are not written")                                    \
     F(I4, "I4", 0, "backward reads dO with the strides of O")                                                \
-    F(I7, "I7", 0, "more than 255 segments x heads: the launch fails and nobody looks")                      \
+    F(I7, "I7", 0, "more than 127 segments x heads: the launch fails and nobody looks")                      \
     F(I8, "I8", 0, "rows with a prefix: O advances by Dv a row instead of its stride")                       \
     F(J1, "J1", 0, "the key ranges of the first call are used in all later calls")                           \
     F(J2, "J2", 0, "block mask: backward reads the block list in units twice as large")                      \
