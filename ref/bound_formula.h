@@ -144,7 +144,7 @@ DKV_FORMULA double dkv_formulaBase(const dkv_units *u, double e, double delta, d
 /* --- backward --- */
 
 typedef struct dkv_grad_units { /* of one row */
-    double u, close, al, three, rel, rest, by_dp;
+    double u, close, al, rel, rest, by_dp;
 } dkv_grad_units;
 
 DKV_FORMULA dkv_grad_units dkv_formulaGradUnits(const dkv_units *t, double lse) {
@@ -152,9 +152,8 @@ DKV_FORMULA dkv_grad_units dkv_formulaGradUnits(const dkv_units *t, double lse) 
     g.u = t->u;
     g.close = 1 + 8 * t->u;
     g.al = fabs(lse);
-    g.three = t->u * (3 + 4 * t->u);
-    g.rel = (1 + t->exp) * (1 + g.three);
-    g.rest = (1 + t->exp) * (1 + g.three) - 1;
+    g.rest = (1 + t->exp) * (1 + t->grad_ops * t->u * (1 + 8 * t->u)) - 1;
+    g.rel = 1 + g.rest;
     g.by_dp = t->u + t->dp_round;
     return g;
 }
@@ -165,6 +164,7 @@ DKV_FORMULA double dkv_formulaBackwardX(dkv_grad_units g, double s, double sigma
 DKV_FORMULA void dkv_formulaPair(const dkv_units *t, dkv_grad_units g, double p, double h, double z, double dp,
                                  double delta, double base, double *e, double *ds) {
     double pe = h * g.rel + p * g.rest; /* P's absolute error, the products of dS included */
+    pe += t->kept_p * (p + pe) + t->w_kept;
     double diff = fabs(dp - delta), f = t->dp * z + base + g.by_dp * fabs(dp);
     *ds = p * diff;
     *e = pe * diff + (p + pe) * f + t->w_exp * (diff + f);

@@ -20,6 +20,9 @@ static double dotError(const dkv_units *t, double n) {
 
 void dkv_makeUnits(const dkv_problem *p, const dualkv_arithmetic *a, dkv_units *t) {
     const int fp64 = a->unit < 0x1p-40;
+    /* P and dS are operands too */
+    const int32_t p_format = a->p_format >= 0 ? a->p_format : a->in_format;
+    const int32_t ds_format = a->ds_format >= 0 ? a->ds_format : a->in_format;
     *t = (dkv_units){.a = a};
     t->u = a->unit + DKV_U64;
     t->us = fmax(a->unit, dkv_unitRoundoff(a->s_format)) + DKV_U64;
@@ -31,14 +34,19 @@ void dkv_makeUnits(const dkv_problem *p, const dualkv_arithmetic *a, dkv_units *
     t->in = operandError(a->in_format);
     t->operand = (dkv_underflow(a->in_format) + (a->flushes ? t->w : 0)) / fmax(t->in, 0x1p-24);
     t->dp_round = dkv_unitRoundoff(a->s_format);
-    t->p = operandError(a->p_format);
-    t->ds = operandError(a->ds_format);
+    t->p = operandError(p_format);
+    t->ds = operandError(ds_format);
     t->out = dkv_unitRoundoff(a->out_format);
     t->partial = dkv_unitRoundoff(a->partial_format);
-    t->w_p = dkv_underflow(a->p_format);
-    t->w_ds = dkv_underflow(a->ds_format) + 2 * t->w;
+    t->w_p = dkv_underflow(p_format);
+    t->w_ds = dkv_underflow(ds_format) + 2 * t->w;
     t->w_out = dkv_underflow(a->out_format) + t->w;
     t->w_partial = dkv_underflow(a->partial_format);
+    t->grad_ops = a->p_normalised ? 5 : 3;
+    if (a->p_normalised && a->s_format >= 0) { /* eager */
+        t->kept_p = t->p;
+        t->w_kept = t->w_p;
+    }
     t->score = dotError(t, p->dqk);
     t->dp = dotError(t, p->dv);
     t->delta = expm1(p->dv * t->u);
