@@ -317,7 +317,6 @@ static double push(sim *s, dkv_tensor_id id, int64_t at) {
     run_sim(s);
     const int64_t sites = s->n;
     const double base = target(s, id, at);
-    fprintf(stderr, "base %g truth %g bound %g sites %ld\n", base, truth, bound, (long)sites);
     if (base == truth && bound == 0) return 0;
     double *best = calloc((size_t)sites + 1, sizeof *best);
     assert_non_null(best);
