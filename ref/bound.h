@@ -17,8 +17,8 @@ typedef struct dkv_units {
     double dp_round;                    /* dP rounded to s_format */
     double p, ds, out, partial;         /* unit roundoff of P, dS, outputs, partial sums */
     double w_p, w_ds, w_out, w_partial; /* their absolute errors at underflow */
-    double grad_ops;       /* vector operations from exp to dS */
-    double kept_p, w_kept; /* errors of P where dS is formed from a rounded P, else 0 */
+    double grad_ops;                    /* vector operations from exp to dS */
+    double kept_p, w_kept;              /* errors of P where dS is formed from a rounded P, else 0 */
     double w;                           /* an operation of the vector arithmetic at underflow */
     double w_exp;                       /* exp's result at underflow: flushed, by anyone, without remark */
     double scale, cap;                  /* |scale|; softcap or 0 */
