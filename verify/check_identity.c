@@ -27,11 +27,16 @@ static bool broken(const sum *a, const sum *b) {
     return !(fabs(a->value - b->value) <= allowed);
 }
 
-/* Share of a row's weight that keys have: 1, or what the sink leaves; 0 where the row sees nothing. */
-static double keyShare(const dkv_case *c, int64_t t, int32_t h) {
+/* Share of a row's weight that keys have: 1, or what the sink leaves; 0 where the row sees nothing. *error: what the fp64
+ * rounding of LSE makes of it (a sum of so many terms, and a difference that may cancel). */
+static double keyShare(const dkv_case *c, int64_t t, int32_t h, double *error) {
     double lse = c->oracle.truth.lse[h * c->packed.view.tq + t];
+    *error = 0;
     if (lse == -INFINITY) return 0;
-    return c->in.sink ? -expm1((double)c->in.sink[h] - lse) : 1;
+    if (!c->in.sink) return 1;
+    double sink = c->in.sink[h];
+    *error = 0x1p-53 * ((double)c->packed.view.max_k_len + 8) * (1 + fabs(lse) + fabs(sink));
+    return -expm1(sink - lse);
 }
 
 static double decodeAt(const void *at, dualkv_dtype t, int64_t i) {
@@ -52,9 +57,9 @@ static void sumDv(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int
     }
     for (int64_t t = 0; t < v->tq; t++)
         for (int32_t h = kvh * g; h < (kvh + 1) * g; h++) {
-            double share = keyShare(c, t, h),
-                   d_o = decodeAt(c->in.d_o, c->p->dtype, (t * v->hq + h) * v->dv + dim);
-            if (share != 0) add(b, share * d_o, 0x1p-50 * fabs(d_o));
+            double error, share = keyShare(c, t, h, &error);
+            double d_o = decodeAt(c->in.d_o, c->p->dtype, (t * v->hq + h) * v->dv + dim);
+            add(b, share == 0 ? 0 : share * d_o, error * fabs(d_o));
         }
 }
 

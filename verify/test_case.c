@@ -12,7 +12,7 @@
 
 #include "../data/fill.h"
 #include "../data/suite.h"
-#include "case.h"
+#include "check.h"
 #include "kernel_broken.h"
 
 static dkv_result *result; /* of the last case */
@@ -98,6 +98,49 @@ static void planted_faults_are_found(void **state) {
     assert_true(dkv_statusRow(runLine("emu+fault=F1", "shape=200+3x77 heads=4:2 dim=32", 60))->defect);
 }
 
+/* The identities alone, on a truth and a kernel's outputs that are made here. */
+static void identities_need_no_oracle(void **state) {
+    (void)state;
+    static const char *const some[] = {"shape=20+3x7/4+5 heads=4:2 dim=8 sinklogit=0.5 dlse=on",
+                                       "shape=30+9,5 heads=2:1 dim=4 mask=window:5:1 softcap=3 alibi=on",
+                                       "shape=9k+5@4,3 heads=2:2 dim=8 mask=full fill=hot"};
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; i++)
+        for (int broken = 0; broken < 5; broken++) {
+            dkv_problem p;
+            dkv_case c = {.p = &p};
+            dkv_err err = {0};
+            dkv_ref_options one = {.threads = 1};
+            dkv_finding sum = {0}, euler = {0};
+            if (dkv_parseProblem(some[i], dkv_knownFill, &p, &err) || dkv_makeLayout(&p, &c.packed, &err) ||
+                dkv_allocInputs(&c.packed, &c.in, &err) || dkv_allocOracle(&c.packed, &c.oracle, &err) ||
+                dkv_allocOutputs(&c.packed, &c.got, &err) ||
+                dkv_fillInputs(&p, &c.packed, dkv_dataDir(), &c.in, &err) ||
+                dkv_refBlocked(&p, &c.packed, &c.in, &one, &c.oracle.truth, &err) ||
+                dkv_refBlocked(&p, &c.packed, &c.in, &one, &c.got, &err))
+                fail_msg("%s", err.text);
+            int64_t n[DKV_N_OUTPUTS];
+            dkv_countOutputs(&c.packed, n); /* bounds: small */
+            for (int id = 0; id < DKV_N_OUTPUTS; id++)
+                for (int64_t k = 0; k < n[id]; k++) dkv_outputAt(&c.oracle.bound, (dkv_tensor_id)id)[k] = 1e-9;
+            if (broken == 1) c.got.dv[n[DKV_DV] - 1] += 1e-3;
+            if (broken == 2) c.oracle.truth.dv[0] += 1e-3;
+            if (broken == 3) c.got.dq[0] += 1e-3;
+            if (broken == 4) c.oracle.truth.dk[n[DKV_DK] - 1] += 1e-3;
+            dkv_checkSumDv(&c, &sum);
+            dkv_checkEuler(&c, &euler);
+            assert_int_equal(sum.state, broken == 1 || broken == 2 ? DKV_CHECK_DEFECT : DKV_CHECK_PASSED);
+            assert_int_equal(euler.state, broken == 3 || broken == 4 ? DKV_CHECK_DEFECT : DKV_CHECK_PASSED);
+            if (broken == 1) assert_int_equal(sum.status, DKV_ST_FAILED);
+            if (broken == 2) assert_int_equal(sum.status, DKV_ST_HARNESS_ERROR);
+            if (broken == 4) assert_int_equal(euler.status, DKV_ST_HARNESS_ERROR);
+            dkv_freeOutputs(&c.got);
+            dkv_freeOracle(&c.oracle);
+            dkv_freeInputs(&c.in);
+            dkv_freeLayout(&c.packed);
+            dkv_freeProblem(&p);
+        }
+}
+
 static void memory_is_counted_before_it_is_taken(void **state) {
     (void)state;
     dkv_problem p;
@@ -148,6 +191,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(correct_kernels_pass),
         cmocka_unit_test(strangers_are_judged_by_a_named_profile),
         cmocka_unit_test(planted_faults_are_found),
+        cmocka_unit_test(identities_need_no_oracle),
         cmocka_unit_test(memory_is_counted_before_it_is_taken),
         cmocka_unit_test(exits_follow_the_statuses),
     };
