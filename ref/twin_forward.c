@@ -222,10 +222,16 @@ static void forwardTile(dkv_twin *t) {
 /* The sink is one more logit, whose value is 0, met after the keys. */
 static void addSink(dkv_twin *t, int64_t i) {
     double sink = t->in->sink[t->h.kvh * t->h.g + i % t->h.g], top = sink > t->max[i] ? sink : t->max[i], x, by, v;
-    if (t->a->p_normalised) return;
     by = t->max[i] == -INFINITY ? 0 : exp(t->max[i] - top);
     t->max[i] = top;
-    if (by != 1) fadeRow(t, i, by, by > 0 ? log(by) : 0);
+    if (t->a->p_normalised) { /* the keys' P counts the sink already; the sum, and so LSE, does not */
+        t->sum[i] *= by;
+        t->lost[i] *= by;
+        t->score_var[i] *= by * by;
+        t->sum_var[i] *= by * by;
+    } else if (by != 1) {
+        fadeRow(t, i, by, by > 0 ? log(by) : 0);
+    }
     x = exp(sink - top);
     v = t->z.unit2 * (sink - top) * (sink - top) + t->z.exp2;
     t->sum[i] += x;
