@@ -67,7 +67,7 @@ $(B)/testkernels/hostile_%.so: verify/testkernels/hostile.c ref/dualkv_kernel.h
 	@mkdir -p $(@D)
 	$(CC) $(SOFLAGS) -DHOW=$* $< -o $@
 
-test-one: $(B)/test/$(T) $(TESTKERNELS) ## one test: make test-one T=ref/test_problem
+test-one: $(B)/test/$(T) $(B)/dualkv $(TESTKERNELS) ## one test: make test-one T=ref/test_problem
 	DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/$(T)
 
 # Installs what is missing, once, where it may.

@@ -34,16 +34,14 @@ static const char *refuseNothing(void *self, const dualkv_problem *p) {
     return NULL;
 }
 
-/* fp64 inside; LSE leaves in fp32, so the vector arithmetic is declared as that. */
+/* fp64 throughout; O and LSE are rounded between forward and backward, as in any kernel. */
 static void declare(void *self, const dualkv_problem *p, dualkv_arithmetic *a) {
     (void)self;
     a->declared = 1;
-    a->unit = 0x1p-24;
-    a->acc_unit = 0x1p-53;
+    a->unit = a->acc_unit = 0x1p-53;
     a->acc_step = 1;
     a->in_format = a->s_format = a->p_format = a->ds_format = a->partial_format = DUALKV_EXACT;
     a->out_format = p->dtype;
-    a->delta_exact = 1;
     a->p_normalised = 1;
     a->exp_error = a->log_error = a->tanh_error = 0x1p-50;
 }
@@ -97,7 +95,28 @@ static void gatherInputs(const dualkv_launch *l, int backward, dkv_inputs *in) {
             in->d_lse[h * v->tq + i] = ((const float *)l->d_lse.data)[i * l->d_lse.row + h * l->d_lse.head];
 }
 
-/* Backward forms O and LSE again, in fp64: a reference owes nothing to its rounded outputs. */
+/* O and LSE as forward left them. */
+static void gatherForward(const dualkv_launch *l, dkv_outputs *out) {
+    const dualkv_problem *v = l->problem;
+    size_t elt = dkv_dtypeSize((dualkv_dtype)v->dtype);
+    for (int64_t i = 0; i < v->tq; i++)
+        for (int32_t h = 0; h < v->hq; h++) {
+            dkv_decodeArray((const char *)l->o.data + (size_t)(i * l->o.row + h * l->o.head) * elt,
+                            (dualkv_dtype)v->dtype, (size_t)v->dv, out->o + (i * v->hq + h) * v->dv);
+            out->lse[h * v->tq + i] = ((const float *)l->lse.data)[i * l->lse.row + h * l->lse.head];
+        }
+}
+
+/* Naive is one piece: its backward forms O and LSE again. */
+static int compute(const instance *s, const dualkv_launch *launch, const dkv_problem *p, const dkv_layout *l,
+                   const dkv_inputs *in, int backward, dkv_outputs *out, dkv_err *err) {
+    const dkv_ref_options opt = {.threads = 1};
+    if (s->replicated) return dkv_refNaive(p, l, in, out, err);
+    if (!backward) return dkv_refBlockedForward(p, l, in, &opt, out, err);
+    gatherForward(launch, out);
+    return dkv_refBlockedBackward(p, l, in, &opt, out, err);
+}
+
 static int run(void *self, const dualkv_launch *launch, int backward, char *text, size_t n) {
     instance *s = self;
     const dualkv_problem *v = launch->problem;
@@ -106,7 +125,6 @@ static int run(void *self, const dualkv_launch *launch, int backward, char *text
     dkv_layout l = {0};
     dkv_inputs in = {0};
     dkv_outputs out = {0};
-    dkv_ref_options opt = {.threads = 1};
     int rc = dkv_problemOfView(v, &p, &err);
     if (!rc) {
         p.grad = backward != 0;
@@ -117,8 +135,7 @@ static int run(void *self, const dualkv_launch *launch, int backward, char *text
     if (!rc) rc = dkv_allocOutputs(&l, &out, &err);
     if (!rc) {
         gatherInputs(launch, backward, &in);
-        rc = s->replicated ? dkv_refNaive(&p, &l, &in, &out, &err)
-                           : dkv_refBlocked(&p, &l, &in, &opt, &out, &err);
+        rc = compute(s, launch, &p, &l, &in, backward, &out, &err);
     }
     if (!rc && !backward) {
         scatter(out.o, v->tq, v->hq, v->dv, p.dtype, &launch->o);
@@ -146,15 +163,15 @@ static int backward(void *self, const dualkv_launch *l, char *err, size_t n) {
     return run(self, l, 1, err, n);
 }
 
-#define REFERENCE(word, line, opener)                                                                        \
+#define REFERENCE(word, line, opener, declares)                                                              \
     {                                                                                                        \
         .size = sizeof(dualkv_kernel), .abi = DUALKV_ABI, .name = word, .doc = line, .memory = DUALKV_HOST,  \
-        .alignment = 1, .open = opener, .close = free, .refuses = refuseNothing, .arithmetic = declare,      \
+        .alignment = 1, .open = opener, .close = free, .refuses = refuseNothing, .arithmetic = declares,     \
         .deterministic = isDeterministic, .forward = forward, .backward = backward,                          \
         .launches = countLaunches                                                                            \
     }
 
-const dualkv_kernel dkv_refKernel =
-    REFERENCE("ref", "the truth: blocked fp64 on packed tokens, outputs rounded to their type", openBlocked);
+const dualkv_kernel dkv_refKernel = REFERENCE(
+    "ref", "the truth: blocked fp64 on packed tokens, outputs rounded to their type", openBlocked, declare);
 const dualkv_kernel dkv_refReplicatedKernel = REFERENCE(
-    "ref-replicated", "the truth from its definition: naive fp64 on replicated sequences", openNaive);
+    "ref-replicated", "the truth from its definition: naive fp64 on replicated sequences", openNaive, NULL);
