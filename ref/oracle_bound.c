@@ -645,6 +645,7 @@ int dkv_oracleBound(const dkv_problem *p, const dkv_layout *l, const dkv_inputs 
     if (used.d_o) finishKeys(&w);
     if (w.sink) finishSink(&w);
     copyNonFinite(l, out);
+    rc = dkv_markExempt(p, l, &used, &out->bound, err);
 done:
     dkv_freeKeyChains(&w.chains);
     free(w.chain_k);

@@ -72,7 +72,7 @@ static double score(sim *s, int h, int i, int j, double *cap_t) {
     }
     if (p->alibi) {
         double b = s->c->l.alibi_slopes[h] * fabs((double)(i - j));
-        x = score_op(s, x - score_op(s, score_op(s, score_op(s, b))));
+        if (b > 0) x = score_op(s, x - score_op(s, score_op(s, score_op(s, b))));
     }
     return x;
 }
