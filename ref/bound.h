@@ -88,7 +88,7 @@ void dkv_addRowChains(dkv_row_chains *c, const dkv_tile *t, int64_t offset, cons
                       const double *sigma);
 void dkv_endRowChains(dkv_row_chains *c, double u);
 
-/* Elements of O, dQ, dK, dV for which nothing is claimed because an input of their own branch is not finite: NaN. */
+/* Elements of O, dQ, dK, dV for which nothing is claimed because an input of their own branch is not finite. */
 int dkv_markExempt(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, dkv_outputs *bound,
                    dkv_err *err);
 

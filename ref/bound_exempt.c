@@ -1,9 +1,9 @@
 /* bound_exempt.c: elements for which nothing is claimed, because an input of their own branch is not finite.
  *
- * A kernel multiplies whole tiles: a masked pair adds 0 times what stands there, and 0 times NaN is NaN. So a key that is
- * not finite may reach O and dQ of any row whose ranges hold it, masked or not, and a row that is not finite may reach dK
- * and dV of any key in its ranges. It must not reach anything else: not a sibling branch, not keys past a range's end,
- * not another KV head. LSE is not exempt: masking replaces the score. */
+ * A kernel multiplies whole tiles: a masked pair adds 0 times what stands there, and 0 times NaN is NaN. So a
+ * key that is not finite may reach O and dQ of any row whose ranges hold it, masked or not, and a row that is
+ * not finite may reach dK and dV of any key in its ranges. It must not reach anything else: not a sibling
+ * branch, not keys past a range's end, not another KV head. LSE is not exempt: masking replaces the score. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,8 +39,9 @@ static bool rowsHold(const exempt *e, const dualkv_segment *s, int64_t kvh) {
     return false;
 }
 
-static void fillNan(double *x, int64_t n) {
-    for (int64_t i = 0; x && i < n; i++) x[i] = NAN;
+/* Where the truth is not finite the bound says so already. */
+static void unclaim(double *x, int64_t n) {
+    for (int64_t i = 0; x && i < n; i++) x[i] = isfinite(x[i]) ? DKV_UNCLAIMED : x[i];
 }
 
 static void markSegment(const exempt *e, const dualkv_segment *s, int64_t kvh, dkv_outputs *bound) {
@@ -48,14 +49,14 @@ static void markSegment(const exempt *e, const dualkv_segment *s, int64_t kvh, d
     const bool keys = rangesHold(e, s, kvh);
     if (s->q_len == 0 || (!keys && !rowsHold(e, s, kvh))) return;
     for (int64_t i = s->q_start; keys && i < s->q_start + s->q_len; i++) {
-        fillNan(bound->o + (i * hkv + kvh) * g * dv, g * dv);
-        if (bound->dq) fillNan(bound->dq + (i * hkv + kvh) * g * dqk, g * dqk);
+        unclaim(bound->o + (i * hkv + kvh) * g * dv, g * dv);
+        if (bound->dq) unclaim(bound->dq + (i * hkv + kvh) * g * dqk, g * dqk);
     }
     for (int64_t r = s->range_begin; bound->dk && r < s->range_begin + s->range_count; r++) {
         const dualkv_range *x = &e->l->ranges[r];
         for (int64_t j = x->k_start; j < x->k_start + x->len; j++) {
-            fillNan(bound->dk + (j * hkv + kvh) * dqk, dqk);
-            fillNan(bound->dv + (j * hkv + kvh) * dv, dv);
+            unclaim(bound->dk + (j * hkv + kvh) * dqk, dqk);
+            unclaim(bound->dv + (j * hkv + kvh) * dv, dv);
         }
     }
 }
@@ -75,7 +76,8 @@ int dkv_markExempt(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *
     if (p->grad) findBad(in->d_o, p->dtype, v->tq, v->hq, v->dv, e.rows);
     for (int64_t h = 0; p->grad && in->d_lse && h < v->hq; h++)
         for (int64_t i = 0; i < v->tq; i++) e.rows[i * v->hq + h] |= !isfinite(in->d_lse[h * v->tq + i]);
-    if (!memchr(e.rows, 1, (size_t)(v->tq * v->hq)) && !memchr(e.keys, 1, (size_t)(v->tk * v->hkv))) goto done;
+    if (!memchr(e.rows, 1, (size_t)(v->tq * v->hq)) && !memchr(e.keys, 1, (size_t)(v->tk * v->hkv)))
+        goto done;
     for (int32_t s = 0; s < v->n_segments; s++)
         for (int64_t kvh = 0; kvh < v->hkv; kvh++) markSegment(&e, &l->segments[s], kvh, bound);
 done:

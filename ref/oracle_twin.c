@@ -387,6 +387,18 @@ static void setPresence(const dkv_problem *p, const dkv_inputs *in, const dualkv
     o->has_twin[DKV_DSINK] = grad && p->sink;
 }
 
+/* Where the bound claims nothing, neither does the twin. */
+static void dropUnclaimed(const dkv_layout *l, dkv_oracle *out) {
+    int64_t n[DKV_N_OUTPUTS];
+    dkv_countOutputs(l, n);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        const double *b = dkv_outputAt(&out->bound, (dkv_tensor_id)id);
+        double *s2 = dkv_outputAt(&out->sigma2, (dkv_tensor_id)id);
+        for (int64_t i = 0; i < n[id]; i++)
+            if (b[i] == DKV_UNCLAIMED) s2[i] = NAN;
+    }
+}
+
 int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
                    const dkv_ref_options *opt, const double *kernel_o, const double *kernel_lse, dkv_oracle *out,
                    dkv_err *err) {
@@ -410,6 +422,7 @@ int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *
     openblas_set_num_threads(had);
     for (int e = 0; e < n && !code; e++)
         if ((code = all[e].code) && err) *err = all[e].err;
+    if (!code) dropUnclaimed(l, out);
 done:
     for (int e = 0; e < n; e++) closeTwin(&all[e].t, all[e].owned, all[e].count);
     free(all);

@@ -205,6 +205,26 @@ static void test_nonfinite(void **state) {
     close_case(&y);
 }
 
+/* A masked pair may carry what is not finite through its own branch, where nothing is claimed, and no
+ * further. */
+static void test_unclaimed(void **state) {
+    (void)state;
+    bound_case c;
+    assert_true(open_case("shape=20+2x30 heads=1:1 dim=8 dtype=bf16 mask=chunk:5 seed=4", &c));
+    c.a = profile_of(&c, 1);
+    ((uint16_t *)c.in.v)[(20 + 12) * 8] = 0x7fc0; /* token 12 of the first response: chunk 30..34 of 50 */
+    run_bound(&c);
+    for (int64_t t = 0; t < 80; t++) {
+        const double *b = &c.oracle.bound.o[t * 8], *k = &c.oracle.bound.dk[t * 8];
+        const bool own = t >= 20 && t < 50, sees = t >= 32 && t < 35;
+        assert_true(isnan(b[0]) == sees);
+        assert_true((b[1] == DKV_UNCLAIMED) == own && isfinite(c.oracle.truth.o[t * 8 + 1]));
+        assert_true(isnan(k[1]) || (k[1] == DKV_UNCLAIMED) == (t < 50));
+        assert_true(c.oracle.bound.lse[t] > 0);
+    }
+    close_case(&c);
+}
+
 /* Inputs beyond fp32's safe range take the fp64 way: scaling V and dO by a power of two scales the bound. */
 static void test_scaling(void **state) {
     (void)state;
@@ -292,9 +312,10 @@ static void test_arithmetic(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_emu_below), cmocka_unit_test(test_monotonic), cmocka_unit_test(test_fold),
-        cmocka_unit_test(test_no_key),    cmocka_unit_test(test_threads),   cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_scaling),   cmocka_unit_test(test_power),     cmocka_unit_test(test_arithmetic),
+        cmocka_unit_test(test_emu_below),  cmocka_unit_test(test_monotonic), cmocka_unit_test(test_fold),
+        cmocka_unit_test(test_no_key),     cmocka_unit_test(test_threads),   cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_unclaimed),  cmocka_unit_test(test_scaling),   cmocka_unit_test(test_power),
+        cmocka_unit_test(test_arithmetic),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

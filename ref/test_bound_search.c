@@ -38,6 +38,11 @@ static double site(sim *s, double size) {
     return size * s->sign[s->n++];
 }
 static double round_by(sim *s, double x, double u) { return x * (1 + site(s, u)); }
+/* To a format: relative, and absolute at underflow; 0 is exact. */
+static double round_to(sim *s, double x, double u, int32_t format) {
+    double y = round_by(s, x, u) + site(s, dkv_underflow(format));
+    return x == 0 ? 0 : y;
+}
 static double op(sim *s, double x) { return round_by(s, x, s->a->unit); }
 static double score_op(sim *s, double x) { return round_by(s, x, s->us); }
 
@@ -116,7 +121,7 @@ static void key_tile(sim *s, int h, int i, int j0, int j1, running *r) {
     }
     r->sum = op(s, r->sum + sum);
     if (s->a->p_normalised) return;
-    for (int e = 0; e < n; e++) x[e] = round_by(s, x[e], s->p) + site(s, dkv_underflow(s->a->p_format));
+    for (int e = 0; e < n; e++) x[e] = round_to(s, x[e], s->p, s->a->p_format);
     for (int c = 0; c < s->c->p.dv; c++) {
         for (int e = 0; e < n; e++) y[e] = s->v[key[e]][c];
         r->o[c] =
@@ -131,7 +136,7 @@ static void normalised(sim *s, int h, int i, double inverse, running *r) {
     for (int j = 0; j < s->c->l.view.tk; j++)
         if (s->sees[i][j]) {
             double p = op(s, s->p_hat[h][i][j] * inverse);
-            x[n] = round_by(s, p, s->p) + site(s, dkv_underflow(s->a->p_format));
+            x[n] = round_to(s, p, s->p, s->a->p_format);
             s->p_hat[h][i][j] = x[n];
             key[n++] = j;
         }
@@ -161,7 +166,7 @@ static void forward_row(sim *s, int h, int i) {
     for (int c = 0; c < p->dv; c++) {
         double o = s->a->p_normalised ? r.o[c] : op(s, r.o[c] * inverse);
         s->unrounded[h][i][c] = o;
-        s->o[h][i][c] = round_by(s, o, s->out) + site(s, dkv_underflow(s->a->out_format));
+        s->o[h][i][c] = round_to(s, o, s->out, s->a->out_format);
     }
     log_l += site(s, s->a->log_error) * fmax(1, fabs(log_l) / log(2.0));
     double m = op(s, r.base), ln = op(s, log_l);
@@ -202,12 +207,12 @@ static void backward_row(sim *s, int h, int i) {
         if (!s->sees[i][j]) continue;
         double t = 0, z = score(s, h, i, j, &t);
         double e = exp_op(s, op(s, op(s, z) - op(s, s->lse[h][i])));
-        double hat = round_by(s, e, s->p) + site(s, dkv_underflow(s->a->p_format));
+        double hat = round_to(s, e, s->p, s->a->p_format);
         if (eager) e = hat = s->p_hat[h][i][j];
         double ds = op(s, e * op(s, dp[j] - s->delta[h][i]));
         if (p->softcap > 0) ds = op(s, ds * op(s, 1 - op(s, t * t)));
         s->p_back[h][i][j] = hat;
-        s->ds_hat[h][i][j] = round_by(s, ds, s->ds) + site(s, dkv_underflow(s->a->ds_format));
+        s->ds_hat[h][i][j] = round_to(s, ds, s->ds, s->a->ds_format);
         x[n] = s->ds_hat[h][i][j];
         key[n++] = j;
     }
@@ -215,7 +220,7 @@ static void backward_row(sim *s, int h, int i) {
         for (int e = 0; e < n; e++) y[e] = s->k[key[e]][c];
         double d = dot(s, false, x, y, n, s->a->acc_fold_dq ? s->a->acc_fold_dq : s->a->acc_fold);
         d = op(s, op(s, d * p->scale));
-        s->dq[h][i][c] = round_by(s, d, s->out) + site(s, dkv_underflow(s->a->out_format));
+        s->dq[h][i][c] = round_to(s, d, s->out, s->a->out_format);
     }
 }
 
@@ -230,7 +235,7 @@ static double key_sum(sim *s, int j, double w[2][ROWS][ROWS], double x[2][ROWS][
                 b[n++] = x[h][i][c];
             }
         double d = dot(s, false, a, b, n, s->a->acc_fold_dkv ? s->a->acc_fold_dkv : s->a->acc_fold);
-        d = round_by(s, d, s->partial) + site(s, dkv_underflow(s->a->partial_format));
+        d = round_to(s, d, s->partial, s->a->partial_format);
         sum = h ? op(s, sum + d) : d;
     }
     return sum;
@@ -247,11 +252,10 @@ static void run_sim(sim *s) {
     for (int j = 0; j < s->c->l.view.tk; j++) {
         for (int c = 0; c < p->dqk; c++) {
             double d = op(s, op(s, key_sum(s, j, s->ds_hat, s->q, c) * p->scale));
-            s->dk[j][c] = round_by(s, d, s->out) + site(s, dkv_underflow(s->a->out_format));
+            s->dk[j][c] = round_to(s, d, s->out, s->a->out_format);
         }
         for (int c = 0; c < p->dv; c++)
-            s->dv[j][c] = round_by(s, key_sum(s, j, s->p_back, s->d_o, c), s->out) +
-                          site(s, dkv_underflow(s->a->out_format));
+            s->dv[j][c] = round_to(s, key_sum(s, j, s->p_back, s->d_o, c), s->out, s->a->out_format);
     }
     for (int h = 0; p->sink && h < p->hq; h++) {
         s->dsink[h] = 0;

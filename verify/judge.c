@@ -53,7 +53,7 @@ static int64_t vectorAt(const shape *s, int64_t row, int64_t head) {
 /* err/bound; INFINITY where that says nothing. Where the truth is NaN nothing is defined; where it overflows the type, the
  * infinity of its sign is right. */
 static double ratioOf(double got, double truth, double bound, bool lse, int32_t format) {
-    if (isnan(truth)) return 0;
+    if (isnan(truth) || bound == DKV_UNCLAIMED) return 0;
     if (isinf(truth)) return got == truth || (!isfinite(got) && !(lse && truth < 0)) ? 0 : INFINITY;
     if (isinf(got)) {
         double most = dkv_maxFinite(format), half = dkv_ulp(most, format) / 2;
@@ -102,7 +102,7 @@ static void judgeBound(const dkv_layout *l, const dualkv_arithmetic *a, const dk
                 dkv_part *part = &j->region[region[row]];
                 part->total++;
                 part->bad += !(r <= 1);
-                part->nonfinite += !isfinite(got[at]) && isfinite(truth[at]);
+                part->nonfinite += !isfinite(got[at]) && isfinite(truth[at]) && bound[at] != DKV_UNCLAIMED;
                 if (r > part->max_ratio) part->max_ratio = r;
                 if (worst_row >= 0 && !(r > j->all.max_ratio)) continue;
                 j->all.max_ratio = r;
