@@ -22,5 +22,7 @@ cudaError_t dkv_cudaQueryGradient16(const dkv_args *a, cudaStream_t stream);
 cudaError_t dkv_cudaConvert(const dkv_args *a, cudaStream_t stream);
 /* Rows of queries or keys a block of backward owns, so that the plugin can size splits. */
 int dkv_cudaKeyRows(const dualkv_problem *p);
+/* The matrix unit's arithmetic on the current device, as JSON (probe.cu). Waits. */
+cudaError_t dkv_cudaProbe(char *json, size_t n);
 
 #endif
