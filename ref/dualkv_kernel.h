@@ -133,8 +133,8 @@ typedef struct dualkv_arithmetic {
     int32_t key_order;    /* 0: tiles in order of position; 1: last tile first */
     double exp_error, log_error, tanh_error; /* relative error of exp/exp2, log, tanh */
     int32_t flushes;      /* 1: subnormal results of vector arithmetic are flushed to zero */
-    /* acc_fold where the sums of gradients are folded more often than those of S, dP and O. Steps after which the
-     * accumulator of dQ, and that of dK and dV, is added to a sum rounded to nearest (of unit `unit`); 0: as acc_fold. */
+    /* The same for gradients, where they are folded more often than S, dP and O: steps after which the accumulator of
+     * dQ, and that of dK and dV, is added to a sum rounded to nearest (of unit `unit`); 0: as acc_fold. */
     int64_t acc_fold_dq, acc_fold_dkv;
 } dualkv_arithmetic;
 
