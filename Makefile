@@ -118,17 +118,36 @@ ifeq ($(CUDA_SRC),)
 else ifeq ($(NVCC),)
 	@echo "nvcc not found: CUDA kernels are not built (everything else is)"
 else
-	$(MAKE) $(B)/libdualkv_cuda.so
+	$(MAKE) $(B)/libdualkv_cuda.so $(B)/test_device
 endif
 
+# Machine code for sm_80 and sm_90a, and PTX for what comes later. CUDA's runtime is linked in: the plugin needs only
+# the driver, and only once it is loaded. CUDA_ARCH=90a alone compiles faster.
+CUDA_ARCH ?= 80 90a
+GENCODE80  := -gencode=arch=compute_80,code=[sm_80,compute_80]
+GENCODE90a := -gencode=arch=compute_90a,code=sm_90a
+NVCCFLAGS  := -std=c++17 -O3 -cudart static -lineinfo -Werror all-warnings \
+  -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra,-Werror $(foreach a,$(CUDA_ARCH),$(GENCODE$(a)))
+$(B)/obj/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(B)/libdualkv_cuda.so: $(CUDA_SRC:%.cu=$(B)/obj/%.o)
+	$(NVCC) -shared -cudart static $(foreach a,$(CUDA_ARCH),$(GENCODE$(a))) $^ \
+	  -Xlinker --exclude-libs,ALL,-z,defs -o $@
+# Needs a device to run, so `test` only builds it.
+$(B)/test_device: $(B)/obj/cuda/test_device.o $(B)/libdualkv.a
+	$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
+
 # A folder that runs on a bare machine: program, plugin, data, and the libraries they need beside them.
+BUNDLE_RPATH := -Wl,-rpath,'$$ORIGIN/lib' -Wl,--disable-new-dtags
 bundle: all cuda ## build/bundle: runs on a machine without the packages
 	rm -rf $(B)/bundle && mkdir -p $(B)/bundle/lib
 	cp $(B)/dualkv $(wildcard $(B)/libdualkv_cuda.so) $(B)/bundle/
 	cp -r data/suites data/recorded $(B)/bundle/
 	for l in $$(ldd $(B)/dualkv | awk '/openblas|cjson|quadmath|gfortran/ {print $$3}'); do cp -L $$l $(B)/bundle/lib/; done
-	$(CC) $(LDFLAGS) -rdynamic $(B)/obj/verify/main.o $(B)/libdualkv.a $(LDLIBS) -Wl,-rpath,'$$ORIGIN/lib' \
-	  -Wl,--disable-new-dtags -o $(B)/bundle/dualkv
+	$(CC) $(LDFLAGS) -rdynamic $(B)/obj/verify/main.o $(B)/libdualkv.a $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/dualkv
+	if [ -f $(B)/test_device ]; then $(CC) $(LDFLAGS) $(B)/obj/cuda/test_device.o $(B)/libdualkv.a $(LDLIBS) \
+	  $(BUNDLE_RPATH) -o $(B)/bundle/test_device; fi
 	du -sh $(B)/bundle
 
 clean: ## remove what was built
