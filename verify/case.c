@@ -253,6 +253,7 @@ static void runStages(dkv_case *c, dkv_worker *w) {
         return;
     }
     runChecks(c);
+    if (c->options->observe) c->options->observe(c, c->options->observe_arg);
 }
 
 void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *options, dkv_result *out) {

@@ -10,12 +10,16 @@
 #define DKV_CHECKS_MAX 16
 #define DKV_RUNS_MAX 3
 
+struct dkv_case;
 typedef struct dkv_case_options {
     const char *data_dir;
     double level;     /* false-alarm probability of one statistical test */
     int threads;      /* of the oracle */
     int repeats;      /* extra runs where a kernel promises repeatable bits */
     bool nested;      /* a case between the runs of another */
+    /* Called with everything still there once the checks have run; NULL: nobody looks. */
+    void (*observe)(struct dkv_case *c, void *arg);
+    void *observe_arg;
     dkv_worker *peer; /* same-precision peer, or NULL: errors beside the kernel's, never deciding */
 } dkv_case_options;
 

@@ -54,11 +54,32 @@ static const dkv_judgement *firstOf(dkv_case *c, bool (*is)(const dkv_judgement 
     return first;
 }
 
+/* fill=nanresp: rows whose truth is NaN must not look like numbers. (Inf is another matter: Inf - Inf depends on the
+ * order of things.) */
+static void findHidden(const dkv_case *c, dkv_finding *f) {
+    int64_t n[DKV_N_OUTPUTS];
+    if (strcmp(c->p->fill, "nanresp") != 0) return;
+    dkv_countOutputs(&c->packed, n);
+    for (int id = DKV_O; id <= DKV_LSE; id++) {
+        const double *truth = dkv_outputAt(&c->oracle.truth, (dkv_tensor_id)id);
+        const double *got = dkv_outputAt(&c->got, (dkv_tensor_id)id);
+        for (int64_t i = 0; i < n[id]; i++) {
+            char where[160];
+            if (!isnan(truth[i]) || !isfinite(got[i])) continue;
+            dkv_nameElement(&c->packed, (dkv_tensor_id)id, i, where, sizeof where);
+            dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_FAILED, "NaN inputs are hidden: %s is %.6g at %s, where NaN is right",
+                     dkv_tensorName((dkv_tensor_id)id), got[i], where);
+            return;
+        }
+    }
+}
+
 void dkv_checkIsolation(dkv_case *c, dkv_finding *f) {
     char why[380];
     const dkv_judgement *j = firstOf(c, nonFinite, why, sizeof why);
     if (!inputsNonFinite(c)) return;
     dkv_findNothing(f);
+    findHidden(c, f);
     if (j)
         dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_LEAKED,
                  "a NaN or Inf of the inputs reached where it must not: %s", why);

@@ -17,7 +17,10 @@ enum {
     DKV_CMD_SELFTEST = 16,
     DKV_CMD_REPORT = 32,
     DKV_CMD_VERSION = 64,
-    DKV_CMD_HELP = 128
+    DKV_CMD_HELP = 128,
+    DKV_CMD_FUZZ = 256,
+    DKV_CMD_SHRINK = 512,
+    DKV_CMD_POWER = 1024
 };
 
 typedef struct dkv_cli {
@@ -27,7 +30,9 @@ typedef struct dkv_cli {
     dkv_kernel_spec peer;
     bool has_peer, quiet, verbose, bisect, all, oracle;
     double timeout, budget, level;
-    int jobs, repeats;
+    int jobs, repeats, cases, seeds;
+    const char *seed, *time, *shard, *profile, *faults; /* words of fuzz/options.h */
+    bool resume;
     const char **words; /* the rest, owned array of borrowed strings */
     int n_words;
 } dkv_cli;
@@ -59,5 +64,8 @@ int dkv_cmdSelftest(const dkv_cli *cli);
 int dkv_cmdReport(const dkv_cli *cli);
 int dkv_cmdVersion(const dkv_cli *cli);
 int dkv_cmdHelp(const dkv_cli *cli);
+int dkv_cmdFuzz(const dkv_cli *cli); /* this and the next two: fuzz/ */
+int dkv_cmdShrink(const dkv_cli *cli);
+int dkv_cmdPower(const dkv_cli *cli);
 
 #endif

@@ -26,6 +26,16 @@ static const dkv_command commands[] = {
      "On a CPU, GFLOP/s beside those of dgemm in the same run. Medians of several runs.\n", dkv_cmdBench},
     {"selftest", DKV_CMD_SELFTEST, false, "", "the harness on itself: mutated oracles, broken kernels", "",
      dkv_cmdSelftest},
+    {"fuzz", DKV_CMD_FUZZ, false, "--kernel K [--time 60s | --cases N]", "cases that nobody thought of",
+     "Case n is a function of (profile, seed, n). Every pair of mask, modifier, dtype, head dim, GQA ratio, edge,\n"
+     "fill, layout and run comes first (the first 300 cases or so), then cases at random.\n",
+     dkv_cmdFuzz},
+    {"shrink", DKV_CMD_SHRINK, false, "LINE --kernel K", "the smallest line that fails for the same reason",
+     "The same reason: the same status, and the same tensor first.\n", dkv_cmdShrink},
+    {"power", DKV_CMD_POWER, false, "--kernel K [SUITE...]", "planted faults: which are found, and how soon",
+     "For a kernel with planted faults (`dualkv list faults`). Also what usual tolerances would have found on\n"
+     "the same cases. SUITE: whether it finds them alone.\n",
+     dkv_cmdPower},
     {"version", DKV_CMD_VERSION, false, "", "what was built, by what", "", dkv_cmdVersion},
     {"help", DKV_CMD_HELP, false, "[--all] [COMMAND]", "this page, or a command's", "", dkv_cmdHelp},
 };

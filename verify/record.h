@@ -17,11 +17,12 @@ typedef struct dkv_record_file {
     const char *path; /* NULL: no file; "-": stdout */
     FILE *f;
     long written;
+    bool append; /* the first record goes behind what is there */
 } dkv_record_file;
 
 /* Whether `path` can be written, before anything runs (nothing is created or changed). */
 int dkv_checkRecordPath(const char *path, dkv_err *err);
-/* Appends one line and flushes it; the first call truncates. */
+/* Appends one line and flushes it; the first call truncates, unless `append`. */
 int dkv_writeRecord(dkv_record_file *file, const char *json, dkv_err *err);
 int dkv_closeRecords(dkv_record_file *file, dkv_err *err);
 

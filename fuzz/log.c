@@ -1,0 +1,105 @@
+#include "log.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CASES_MAX ((uint64_t)1 << 28) /* of a log: its bits are kept in memory */
+
+static int setDone(dkv_log *log, uint64_t n, dkv_err *err) {
+    if (n >= log->n_done) {
+        uint64_t bits = (n | 8191) + 1;
+        uint8_t *done = realloc(log->done, bits / 8);
+        if (!done) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+        memset(done + log->n_done / 8, 0, (bits - log->n_done) / 8);
+        log->done = done;
+        log->n_done = bits;
+    }
+    log->done[n / 8] |= (uint8_t)(1 << n % 8);
+    return 0;
+}
+
+static const char *textOf(const cJSON *o, const char *key) {
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, key));
+    return text ? text : "";
+}
+
+/* One line of the file. */
+static int takeRecord(dkv_log *log, const cJSON *o, dkv_err *err) {
+    const cJSON *fuzz = cJSON_GetObjectItemCaseSensitive(o, "fuzz");
+    const cJSON *number = cJSON_GetObjectItemCaseSensitive(fuzz, "case");
+    const char *profile = dkv_profileName((int)log->sampler->profile);
+    dkv_status status = dkv_findStatus(textOf(o, "status"));
+    char seed[32];
+    snprintf(seed, sizeof seed, "%" PRIu64, log->sampler->seed);
+    if (!cJSON_IsNumber(number) || number->valuedouble < 0 || number->valuedouble >= (double)CASES_MAX || status == DKV_ST_N)
+        return dkv_fail(err, DKV_EUSER, "not a record of a fuzzing run");
+    if (strcmp(textOf(o, "kernel"), log->kernel) || strcmp(textOf(fuzz, "profile"), profile) ||
+        strcmp(textOf(fuzz, "seed"), seed))
+        return dkv_fail(err, DKV_EUSER, "is of kernel %.80s, seed %.24s, profile %.24s; this run is of %.80s, %s, %s",
+                        textOf(o, "kernel"), textOf(fuzz, "seed"), textOf(fuzz, "profile"), log->kernel, seed, profile);
+    log->counts[status]++;
+    return setDone(log, (uint64_t)number->valuedouble, err);
+}
+
+/* Reads what is there; cuts off a last line without its end. */
+static int readRecords(dkv_log *log, const char *path, dkv_err *err) {
+    FILE *f = fopen(path, "r");
+    char *row = NULL;
+    size_t room = 0;
+    long number = 0;
+    off_t whole = 0;
+    ssize_t n;
+    dkv_err why = {0};
+    int rc = 0;
+    if (!f && errno == ENOENT) return 0;
+    if (!f) return dkv_fail(err, DKV_EUSER, "--resume: cannot read '%s': %s", path, strerror(errno));
+    while (!rc && (n = getline(&row, &room, f)) > 0 && row[n - 1] == '\n') {
+        cJSON *o = cJSON_ParseWithLength(row, (size_t)n);
+        number++;
+        rc = o ? takeRecord(log, o, &why) : dkv_fail(&why, DKV_EUSER, "not JSON");
+        cJSON_Delete(o);
+        if (rc) dkv_fail(err, (dkv_code)rc, "%s:%ld: %s", path, number, why.text);
+        whole += n;
+    }
+    free(row);
+    fclose(f);
+    if (!rc && truncate(path, whole) != 0)
+        rc = dkv_fail(err, DKV_EUSER, "--resume: cannot write '%s': %s", path, strerror(errno));
+    return rc;
+}
+
+int dkv_openLog(dkv_log *log, const char *path, bool resume, const char *kernel, const dkv_sampler *s, dkv_err *err) {
+    *log = (dkv_log){.file = {.path = path, .append = resume}, .kernel = kernel, .sampler = s};
+    if (resume && (!path || !strcmp(path, "-"))) return dkv_fail(err, DKV_EUSER, "--resume goes on with the file of --json");
+    int rc = dkv_checkRecordPath(path, err);
+    if (!rc && resume) rc = readRecords(log, path, err);
+    if (rc) free(log->done);
+    return rc;
+}
+
+int dkv_logCase(dkv_log *log, const dkv_fuzzed *f, dkv_err *err) {
+    if (!log->file.path) return 0;
+    char *json = dkv_printRecord(f->result), *whole = NULL;
+    const char *alone = f->alone < 0 ? "" : f->alone ? ",\"alone\":true" : ",\"alone\":false";
+    int rc = json ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory for a record");
+    if (!rc && asprintf(&whole, "%.*s,\"fuzz\":{\"profile\":\"%s\",\"seed\":\"%" PRIu64 "\",\"case\":%" PRIu64 "%s}}",
+                        (int)strlen(json) - 1, json, dkv_profileName((int)log->sampler->profile), log->sampler->seed,
+                        f->n, alone) < 0) {
+        whole = NULL;
+        rc = dkv_fail(err, DKV_EHARNESS, "out of memory for a record");
+    }
+    if (!rc) rc = dkv_writeRecord(&log->file, whole, err);
+    free(whole);
+    free(json);
+    return rc;
+}
+
+int dkv_closeLog(dkv_log *log, dkv_err *err) {
+    free(log->done);
+    log->done = NULL;
+    return dkv_closeRecords(&log->file, err);
+}

@@ -1,0 +1,24 @@
+/* log.h: records of a fuzzing run: those of record.h, and which case each is:
+ *     "fuzz": {"profile": "quick", "seed": "7", "case": 12} */
+#ifndef DKV_LOG_H
+#define DKV_LOG_H
+
+#include "../verify/record.h"
+#include "campaign.h"
+
+typedef struct dkv_log {
+    dkv_record_file file;
+    const char *kernel;
+    const dkv_sampler *sampler;
+    uint8_t *done; /* owned: bit n is set where case n has a record */
+    uint64_t n_done;
+    long counts[DKV_ST_N]; /* of the records that were there */
+} dkv_log;
+
+/* path: where records go (NULL: nowhere). resume: reads those that are there, cuts off a last line that was not
+ * finished, and goes on behind them; DKV_EUSER where they are of another kernel, seed or profile. */
+int dkv_openLog(dkv_log *log, const char *path, bool resume, const char *kernel, const dkv_sampler *s, dkv_err *err);
+int dkv_logCase(dkv_log *log, const dkv_fuzzed *f, dkv_err *err);
+int dkv_closeLog(dkv_log *log, dkv_err *err);
+
+#endif
