@@ -31,8 +31,8 @@ double dkv_fuzzLevel(double budget, uint64_t n) {
     return budget / (2.2 * DKV_N_OUTPUTS * m * l * l);
 }
 
-void dkv_runAlone(const dkv_kernel_spec *kernel, const dkv_problem *p, const dkv_case_options *options, double timeout,
-                  dkv_result *out) {
+void dkv_runAlone(const dkv_kernel_spec *kernel, const dkv_problem *p, const dkv_case_options *options,
+                  double timeout, dkv_result *out) {
     dkv_worker w;
     dkv_initWorker(&w, kernel, timeout);
     dkv_runCase(p, &w, options, out);
@@ -62,7 +62,8 @@ static void fail(pool *p, const dkv_err *err) {
 }
 
 /* Is the defect there in a fresh process? */
-static int confirmAlone(pool *p, const dkv_problem *problem, const dkv_case_options *options, const dkv_result *r) {
+static int confirmAlone(pool *p, const dkv_problem *problem, const dkv_case_options *options,
+                        const dkv_result *r) {
     pthread_mutex_lock(&p->lock);
     bool wanted = p->confirm > 0;
     p->confirm -= wanted;

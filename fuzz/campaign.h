@@ -1,5 +1,5 @@
-/* campaign.h: one kernel on the cases of one sampler, several at a time. Verdicts depend on (profile, seed, case
- * number) alone: not on the number of threads, on shards, or on where the run was cut and resumed. */
+/* campaign.h: one kernel on the cases of one sampler, several at a time. Verdicts depend on (profile, seed,
+ * case number) alone: not on the number of threads, on shards, or on where the run was cut and resumed. */
 #ifndef DKV_CAMPAIGN_H
 #define DKV_CAMPAIGN_H
 
@@ -18,14 +18,14 @@ typedef struct dkv_campaign {
     const dkv_kernel_spec *kernel, *peer; /* peer: or NULL */
     const dkv_sampler *sampler;
     const char *data_dir;
-    uint64_t first, cases; /* numbers first .. first + cases - 1; cases 0: no end */
+    uint64_t first, cases;  /* numbers first .. first + cases - 1; cases 0: no end */
     uint64_t shard, shards; /* of these the ones that are `shard` modulo `shards` */
-    double seconds;        /* 0: no limit; no case is started later */
+    double seconds;         /* 0: no limit; no case is started later */
     int jobs, repeats;
     double timeout;
-    double budget, level;  /* false alarms of all cases together; or of each test (0: by the budget) */
-    int confirm;           /* defects that are tried again in a fresh process */
-    const uint8_t *done;   /* bit n: case n has a verdict already; n_done bits */
+    double budget, level; /* false alarms of all cases together; or of each test (0: by the budget) */
+    int confirm;          /* defects that are tried again in a fresh process */
+    const uint8_t *done;  /* bit n: case n has a verdict already; n_done bits */
     uint64_t n_done;
     /* Called with one case at a time. Non-zero: start no more. */
     int (*report)(const dkv_fuzzed *f, void *arg);
@@ -36,13 +36,13 @@ typedef struct dkv_campaign {
     dkv_err trouble;
 } dkv_campaign;
 
-/* Level of one statistical test of case n. A campaign has no last case, so the budget is spent as a convergent series:
- * the sum over all cases and tensors is below it. */
+/* Level of one statistical test of case n. A campaign has no last case, so the budget is spent as a
+ * convergent series: the sum over all cases and tensors is below it. */
 double dkv_fuzzLevel(double budget, uint64_t n);
 void dkv_runCampaign(dkv_campaign *c);
 
 /* Runs one line in a process of its own. */
-void dkv_runAlone(const dkv_kernel_spec *kernel, const dkv_problem *p, const dkv_case_options *options, double timeout,
-                  dkv_result *out);
+void dkv_runAlone(const dkv_kernel_spec *kernel, const dkv_problem *p, const dkv_case_options *options,
+                  double timeout, dkv_result *out);
 
 #endif

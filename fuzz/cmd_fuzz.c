@@ -12,9 +12,9 @@
 #include "log.h"
 #include "options.h"
 
-#define TELL_EACH 3  /* failures of one reason that are told in full */
+#define TELL_EACH 3 /* failures of one reason that are told in full */
 #define REASONS_MAX 64
-#define CONFIRM 24   /* defects that are tried again in a fresh process */
+#define CONFIRM 24 /* defects that are tried again in a fresh process */
 
 typedef struct seen {
     dkv_reason reason;
@@ -38,8 +38,10 @@ static long countReason(show *s, const dkv_fuzzed *f) {
     dkv_reason r = dkv_reasonOf(f->result);
     int i = 0;
     while (i < s->n_reasons && !dkv_sameReason(s->reasons[i].reason, r)) i++;
-    if (i == REASONS_MAX) i--;
-    else if (i == s->n_reasons) s->reasons[s->n_reasons++] = (seen){r, 0, f->n};
+    if (i == REASONS_MAX)
+        i--;
+    else if (i == s->n_reasons)
+        s->reasons[s->n_reasons++] = (seen){r, 0, f->n};
     if (f->n < s->reasons[i].first) s->reasons[i].first = f->n;
     return ++s->reasons[i].count;
 }
@@ -50,7 +52,8 @@ static void sayCommands(const show *s, const dkv_fuzzed *f) {
     if (!replay) return;
     dkv_replayCommand(f->result->line, f->result->kernel, replay, ROOM);
     fprintf(s->out, "  replay: %s\n", replay);
-    if (dkv_statusRow(f->result->status)->defect) fprintf(s->out, "  shrink: dualkv shrink%s\n", replay + strlen("dualkv replay"));
+    if (dkv_statusRow(f->result->status)->defect)
+        fprintf(s->out, "  shrink: dualkv shrink%s\n", replay + strlen("dualkv replay"));
     free(replay);
 }
 
@@ -66,8 +69,10 @@ static void sayCase(show *s, const dkv_fuzzed *f) {
     if (r->why[0]) fprintf(s->out, "  %s\n", r->why);
     if (bad) sayCommands(s, f);
     if (f->alone == 0)
-        fprintf(s->out, "  not in a fresh process: it needs what ran before%s%s\n", f->before[0] ? ", last " : "", f->before);
-    if (times == TELL_EACH && !s->cli->verbose) fprintf(s->out, "  more of this reason are counted, not told\n");
+        fprintf(s->out, "  not in a fresh process: it needs what ran before%s%s\n",
+                f->before[0] ? ", last " : "", f->before);
+    if (times == TELL_EACH && !s->cli->verbose)
+        fprintf(s->out, "  more of this reason are counted, not told\n");
     fflush(s->out);
 }
 
@@ -87,34 +92,46 @@ static void saySummary(const show *s, const dkv_campaign *c, const long counts[D
     if (s->bar) fprintf(stderr, "\r\033[K");
     for (int i = 0; i < s->n_reasons && !s->cli->quiet; i++) {
         dkv_sayReason(s->reasons[i].reason, reason, sizeof reason);
-        fprintf(s->out, "%-32s %6ld, first in case %" PRIu64 "\n", reason, s->reasons[i].count, s->reasons[i].first);
+        fprintf(s->out, "%-32s %6ld, first in case %" PRIu64 "\n", reason, s->reasons[i].count,
+                s->reasons[i].first);
     }
     for (int i = 0; i < DKV_ST_N; i++) all += counts[i];
     if (s->cli->quiet && dkv_runExit(counts) == DKV_EXIT_OK) return;
-    fprintf(s->out, "%s%ld cases of seed %" PRIu64 ", profile %s: ", c->stopped ? "interrupted, " : "", all, c->sampler->seed,
-            dkv_profileName((int)c->sampler->profile));
+    fprintf(s->out, "%s%ld cases of seed %" PRIu64 ", profile %s: ", c->stopped ? "interrupted, " : "", all,
+            c->sampler->seed, dkv_profileName((int)c->sampler->profile));
     for (int i = 0; i < DKV_ST_N; i++) {
         if (!counts[i]) continue;
         fprintf(s->out, "%s%ld %s", first ? "" : ", ", counts[i], dkv_statusRow((dkv_status)i)->name);
         first = false;
     }
-    fprintf(s->out, first ? "none ran" : "; %.1f a second", (double)c->finished / (seconds > 0 ? seconds : 1));
+    fprintf(s->out, first ? "none ran" : "; %.1f a second",
+            (double)c->finished / (seconds > 0 ? seconds : 1));
     fprintf(s->out, "\n");
     fflush(s->out);
 }
 
-static int parseOptions(const dkv_cli *cli, dkv_campaign *c, dkv_profile *profile, uint64_t *seed, dkv_err *err) {
-    *c = (dkv_campaign){.data_dir = dkv_dataDir(), .cases = (uint64_t)cli->cases, .jobs = cli->jobs, .repeats = cli->repeats,
-                        .timeout = cli->timeout, .budget = cli->budget, .level = cli->level, .confirm = CONFIRM,
-                        .peer = cli->has_peer ? &cli->peer : NULL, .kernel = &cli->kernels[0]};
+static int parseOptions(const dkv_cli *cli, dkv_campaign *c, dkv_profile *profile, uint64_t *seed,
+                        dkv_err *err) {
+    *c = (dkv_campaign){.data_dir = dkv_dataDir(),
+                        .cases = (uint64_t)cli->cases,
+                        .jobs = cli->jobs,
+                        .repeats = cli->repeats,
+                        .timeout = cli->timeout,
+                        .budget = cli->budget,
+                        .level = cli->level,
+                        .confirm = CONFIRM,
+                        .peer = cli->has_peer ? &cli->peer : NULL,
+                        .kernel = &cli->kernels[0]};
     int rc = dkv_parseSeed(cli->seed, seed, err);
     if (!rc) rc = dkv_parseTime(cli->time, &c->seconds, err);
     if (!rc) rc = dkv_parseShard(cli->shard, &c->shard, &c->shards, err);
     if (!rc) rc = dkv_parseProfile(cli->profile, profile, err);
     if (rc) return rc;
-    if (cli->n_words) return dkv_fail(err, DKV_EUSER, "fuzz draws its lines: what is '%.80s' for?", cli->words[0]);
+    if (cli->n_words)
+        return dkv_fail(err, DKV_EUSER, "fuzz draws its lines: what is '%.80s' for?", cli->words[0]);
     if (cli->quiet && cli->verbose) return dkv_fail(err, DKV_EUSER, "--quiet and --verbose together");
-    if (cli->n_kernels != 1) return dkv_fail(err, DKV_EUSER, "fuzz: --kernel: one kernel (`dualkv list kernels`)");
+    if (cli->n_kernels != 1)
+        return dkv_fail(err, DKV_EUSER, "fuzz: --kernel: one kernel (`dualkv list kernels`)");
     if (!c->cases && !(c->seconds > 0)) c->seconds = 60;
     if (dkv_probeKernels(cli->kernels, 1, cli->timeout, NULL, err)) return (int)err->code;
     return cli->has_peer ? dkv_probeKernels(&cli->peer, 1, cli->timeout, NULL, err) : 0;

@@ -26,7 +26,8 @@ static void sayShrunk(const dkv_shrinking *s, const char *first, double seconds)
     dkv_sayReason(s->reason, reason, sizeof reason);
     if (s->after) printf("alone the line passes; it fails as a call after another\n");
     if (s->failed < s->tried)
-        printf("flaky: %d of %d runs failed for this reason; each line is run up to %d times\n", s->failed, s->tried, s->tries);
+        printf("flaky: %d of %d runs failed for this reason; each line is run up to %d times\n", s->failed,
+               s->tried, s->tries);
     printf("%s after %ld trials in %.1f s%s\n", reason, s->trials, seconds,
            s->minimal ? "; no simpler line fails" : "; not minimal: the time was over");
     if (!strcmp(first, s->line)) printf("the line was minimal already\n");
@@ -65,12 +66,17 @@ int dkv_cmdShrink(const dkv_cli *cli) {
     char line[DKV_LINE_MAX + 1];
     static dkv_shrinking s;
     dkv_item item = {line, 0};
-    dkv_session session = {.items = &item, .n_items = 1, .kernels = cli->kernels, .n_kernels = 1, .data_dir = dkv_dataDir()};
-    s = (dkv_shrinking){.kernel = &cli->kernels[0], .timeout = cli->timeout, .step = sayStep, .arg = (void *)cli,
+    dkv_session session = {
+        .items = &item, .n_items = 1, .kernels = cli->kernels, .n_kernels = 1, .data_dir = dkv_dataDir()};
+    s = (dkv_shrinking){.kernel = &cli->kernels[0],
+                        .timeout = cli->timeout,
+                        .step = sayStep,
+                        .arg = (void *)cli,
                         .options = {.data_dir = dkv_dataDir(), .threads = 1, .repeats = cli->repeats}};
     s.options.level = cli->level > 0 ? cli->level : 1e-4 / (TRIALS * DKV_N_OUTPUTS);
     if (parseLine(cli, &p, line, &err) || dkv_precheckItems(&session, NULL, &err) ||
-        dkv_probeKernels(cli->kernels, 1, cli->timeout, NULL, &err) || dkv_parseTime(cli->time, &s.seconds, &err)) {
+        dkv_probeKernels(cli->kernels, 1, cli->timeout, NULL, &err) ||
+        dkv_parseTime(cli->time, &s.seconds, &err)) {
         dkv_freeProblem(&p);
         return dkv_complain(&err);
     }
@@ -84,8 +90,10 @@ int dkv_cmdShrink(const dkv_cli *cli) {
         free(s.result);
         return dkv_stopRequested ? 130 : DKV_EXIT_NOTHING;
     }
-    if (cli->quiet) printf("%s\n", s.line);
-    else sayShrunk(&s, line, now() - start);
+    if (cli->quiet)
+        printf("%s\n", s.line);
+    else
+        sayShrunk(&s, line, now() - start);
     free(s.result);
     return dkv_stopRequested ? 130 : DKV_EXIT_OK;
 }

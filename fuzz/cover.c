@@ -1,5 +1,5 @@
-/* Greedy: of some candidate rows, each grown from a pair that is still missing, the one that holds the most missing
- * pairs is kept. (Cohen et al., "The AETG system", describe the method.) */
+/* Greedy: of some candidate rows, each grown from a pair that is still missing, the one that holds the most
+ * missing pairs is kept. (Cohen et al., "The AETG system", describe the method.) */
 #include "cover.h"
 
 #include <stdlib.h>

@@ -35,12 +35,14 @@ static int takeRecord(dkv_log *log, const cJSON *o, dkv_err *err) {
     dkv_status status = dkv_findStatus(textOf(o, "status"));
     char seed[32];
     snprintf(seed, sizeof seed, "%" PRIu64, log->sampler->seed);
-    if (!cJSON_IsNumber(number) || number->valuedouble < 0 || number->valuedouble >= (double)CASES_MAX || status == DKV_ST_N)
+    if (!cJSON_IsNumber(number) || number->valuedouble < 0 || number->valuedouble >= (double)CASES_MAX ||
+        status == DKV_ST_N)
         return dkv_fail(err, DKV_EUSER, "not a record of a fuzzing run");
     if (strcmp(textOf(o, "kernel"), log->kernel) || strcmp(textOf(fuzz, "profile"), profile) ||
         strcmp(textOf(fuzz, "seed"), seed))
-        return dkv_fail(err, DKV_EUSER, "is of kernel %.80s, seed %.24s, profile %.24s; this run is of %.80s, %s, %s",
-                        textOf(o, "kernel"), textOf(fuzz, "seed"), textOf(fuzz, "profile"), log->kernel, seed, profile);
+        return dkv_fail(
+            err, DKV_EUSER, "is of kernel %.80s, seed %.24s, profile %.24s; this run is of %.80s, %s, %s",
+            textOf(o, "kernel"), textOf(fuzz, "seed"), textOf(fuzz, "profile"), log->kernel, seed, profile);
     log->counts[status]++;
     return setDone(log, (uint64_t)number->valuedouble, err);
 }
@@ -72,9 +74,11 @@ static int readRecords(dkv_log *log, const char *path, dkv_err *err) {
     return rc;
 }
 
-int dkv_openLog(dkv_log *log, const char *path, bool resume, const char *kernel, const dkv_sampler *s, dkv_err *err) {
+int dkv_openLog(dkv_log *log, const char *path, bool resume, const char *kernel, const dkv_sampler *s,
+                dkv_err *err) {
     *log = (dkv_log){.file = {.path = path, .append = resume}, .kernel = kernel, .sampler = s};
-    if (resume && (!path || !strcmp(path, "-"))) return dkv_fail(err, DKV_EUSER, "--resume goes on with the file of --json");
+    if (resume && (!path || !strcmp(path, "-")))
+        return dkv_fail(err, DKV_EUSER, "--resume goes on with the file of --json");
     int rc = dkv_checkRecordPath(path, err);
     if (!rc && resume) rc = readRecords(log, path, err);
     if (rc) free(log->done);
@@ -86,9 +90,10 @@ int dkv_logCase(dkv_log *log, const dkv_fuzzed *f, dkv_err *err) {
     char *json = dkv_printRecord(f->result), *whole = NULL;
     const char *alone = f->alone < 0 ? "" : f->alone ? ",\"alone\":true" : ",\"alone\":false";
     int rc = json ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory for a record");
-    if (!rc && asprintf(&whole, "%.*s,\"fuzz\":{\"profile\":\"%s\",\"seed\":\"%" PRIu64 "\",\"case\":%" PRIu64 "%s}}",
-                        (int)strlen(json) - 1, json, dkv_profileName((int)log->sampler->profile), log->sampler->seed,
-                        f->n, alone) < 0) {
+    if (!rc && asprintf(&whole,
+                        "%.*s,\"fuzz\":{\"profile\":\"%s\",\"seed\":\"%" PRIu64 "\",\"case\":%" PRIu64 "%s}}",
+                        (int)strlen(json) - 1, json, dkv_profileName((int)log->sampler->profile),
+                        log->sampler->seed, f->n, alone) < 0) {
         whole = NULL;
         rc = dkv_fail(err, DKV_EHARNESS, "out of memory for a record");
     }

@@ -15,9 +15,10 @@ typedef struct dkv_log {
     long counts[DKV_ST_N]; /* of the records that were there */
 } dkv_log;
 
-/* path: where records go (NULL: nowhere). resume: reads those that are there, cuts off a last line that was not
- * finished, and goes on behind them; DKV_EUSER where they are of another kernel, seed or profile. */
-int dkv_openLog(dkv_log *log, const char *path, bool resume, const char *kernel, const dkv_sampler *s, dkv_err *err);
+/* path: where records go (NULL: nowhere). resume: reads those that are there, cuts off a last line that was
+ * not finished, and goes on behind them; DKV_EUSER where they are of another kernel, seed or profile. */
+int dkv_openLog(dkv_log *log, const char *path, bool resume, const char *kernel, const dkv_sampler *s,
+                dkv_err *err);
 int dkv_logCase(dkv_log *log, const dkv_fuzzed *f, dkv_err *err);
 int dkv_closeLog(dkv_log *log, dkv_err *err);
 

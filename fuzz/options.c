@@ -30,7 +30,8 @@ int dkv_parseTime(const char *word, double *seconds, dkv_err *err) {
     if (!word) return 0;
     double x = isdigit((unsigned char)word[0]) || word[0] == '.' ? strtod(word, &end) : NAN;
     double unit = 0;
-    if (!isnan(x)) unit = !strcmp(end, "m") ? 60 : !strcmp(end, "h") ? 3600 : !*end || !strcmp(end, "s") ? 1 : 0;
+    if (!isnan(x))
+        unit = !strcmp(end, "m") ? 60 : !strcmp(end, "h") ? 3600 : !*end || !strcmp(end, "s") ? 1 : 0;
     *seconds = x * unit;
     if (*seconds > 0 && *seconds < 1e9) return 0;
     return dkv_fail(err, DKV_EUSER, "--time: '%.80s' is not a time (90, 60s, 5m, 2h)", word);
@@ -39,7 +40,8 @@ int dkv_parseTime(const char *word, double *seconds, dkv_err *err) {
 int dkv_parseShard(const char *word, uint64_t *shard, uint64_t *shards, dkv_err *err) {
     char *end;
     uint64_t i = 1, n = 1;
-    if (word && !(parseWhole(word, &end, &i) && *end == '/' && parseWhole(end + 1, &end, &n) && !*end && i >= 1 && i <= n))
+    if (word && !(parseWhole(word, &end, &i) && *end == '/' && parseWhole(end + 1, &end, &n) && !*end &&
+                  i >= 1 && i <= n))
         return dkv_fail(err, DKV_EUSER, "--shard: '%.80s' is not I/N with I from 1 to N", word);
     *shard = i - 1;
     *shards = n;

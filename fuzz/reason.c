@@ -28,6 +28,6 @@ dkv_reason dkv_reasonOf(const dkv_result *r) {
 
 void dkv_sayReason(dkv_reason r, char *out, size_t n) {
     const char *tensor = r.tensor < 0 ? "" : dkv_tensorName((dkv_tensor_id)r.tensor);
-    snprintf(out, n, "%s%s%s%s%s%s", dkv_statusRow(r.status)->name, tensor[0] ? " " : "", tensor, r.check[0] ? " (" : "",
-             r.check, r.check[0] ? ")" : "");
+    snprintf(out, n, "%s%s%s%s%s%s", dkv_statusRow(r.status)->name, tensor[0] ? " " : "", tensor,
+             r.check[0] ? " (" : "", r.check, r.check[0] ? ")" : "");
 }

@@ -1,4 +1,5 @@
-/* reason.h: why a case failed, in short: two failures of the same status and leading tensor are taken for one. */
+/* reason.h: why a case failed, in short: two failures of the same status and leading tensor are taken for
+ * one. */
 #ifndef DKV_REASON_H
 #define DKV_REASON_H
 
@@ -11,7 +12,9 @@ typedef struct dkv_reason {
 } dkv_reason;
 
 dkv_reason dkv_reasonOf(const dkv_result *r);
-static inline bool dkv_sameReason(dkv_reason a, dkv_reason b) { return a.status == b.status && a.tensor == b.tensor; }
+static inline bool dkv_sameReason(dkv_reason a, dkv_reason b) {
+    return a.status == b.status && a.tensor == b.tensor;
+}
 /* "FAILED dK (bound)" */
 void dkv_sayReason(dkv_reason r, char *out, size_t n);
 

@@ -28,11 +28,15 @@ static const char *const masks[] = {"causal", "full", "prefix", "window", "windo
 enum { CAUSAL, FULL, PREFIX, WINDOW, WINDOW_FIRST, CHUNK, BLOCK, N_MASKS };
 
 /* Words of each class of head dim, the smaller ones first. */
-static const char *const dims[][6] = {
-    {"1", "2", "3", "8", NULL},        {"9", "17", "25", "33", "47", NULL}, {"16", "32", "48", NULL},
-    {"40", "72", "96", "136", NULL},   {"64", NULL},                        {"128", NULL},
-    {"256", "200", NULL},              {"8:24", "64:40", "24:40", "40:64", "128:64", NULL},
-    {"192:128", "136:72", "72:136", NULL}};
+static const char *const dims[][6] = {{"1", "2", "3", "8", NULL},
+                                      {"9", "17", "25", "33", "47", NULL},
+                                      {"16", "32", "48", NULL},
+                                      {"40", "72", "96", "136", NULL},
+                                      {"64", NULL},
+                                      {"128", NULL},
+                                      {"256", "200", NULL},
+                                      {"8:24", "64:40", "24:40", "40:64", "128:64", NULL},
+                                      {"192:128", "136:72", "72:136", NULL}};
 enum { N_DIMS = sizeof dims / sizeof *dims };
 static const uint8_t ratios[] = {1, 2, 3, 4, 7, 8};
 enum { N_RATIOS = sizeof ratios };
@@ -85,12 +89,14 @@ static int64_t pickLength(draws *d, const int16_t *list, int n) {
 
 static int64_t tileLength(draws *d) {
     static const int16_t small[] = {15, 16, 17, 31, 32, 33, 47, 48, 49};
-    static const int16_t large[] = {63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 511, 512, 513, 1023, 1025};
+    static const int16_t large[] = {63,  64,  65,  127, 128, 129, 191,  192, 193,
+                                    255, 256, 257, 511, 512, 513, 1023, 1025};
     return d->longest < 65 || oneIn(d, 4) ? pickLength(d, small, 9) : pickLength(d, large, 17);
 }
 
 static int64_t primeLength(draws *d) {
-    static const int16_t list[] = {2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 53, 61, 67, 79, 97, 101, 113, 211, 307, 761};
+    static const int16_t list[] = {2,  3,  5,  7,  11, 13, 17,  19,  23,  29,  31, 37,
+                                   41, 53, 61, 67, 79, 97, 101, 113, 211, 307, 761};
     return pickLength(d, list, sizeof list / sizeof *list);
 }
 
@@ -184,7 +190,9 @@ static void putShape(draws *d) {
     const char *fill = NULL, *help;
     fill = dkv_listFill(d->level[FILL], &help);
     const bool planted = !d->recorded && (!strcmp(fill, "nanresp") || !strcmp(fill, "infresp"));
-    uint32_t groups = edge == DKV_EDGE_GROUPS ? 2 + below(d, 2) : oneIn(d, 6) || (planted && edge == DKV_EDGE_PLAIN) ? 2 : 1;
+    uint32_t groups = edge == DKV_EDGE_GROUPS                              ? 2 + below(d, 2)
+                      : oneIn(d, 6) || (planted && edge == DKV_EDGE_PLAIN) ? 2
+                                                                           : 1;
     /* With mask=full or prefix a limit may not cut through tokens that have queries. */
     const bool cut = edge == DKV_EDGE_LIMIT && (d->level[MASK] == FULL || d->level[MASK] == PREFIX);
     put(d, "shape=");
@@ -229,7 +237,8 @@ static void putHeads(draws *d) {
 
 /* The modifier of the covering array, and others beside it. */
 static void putModifiers(draws *d, const char *fill) {
-    static const char *const scales[] = {"0.01", "0.05", "0.125", "0.3", "0.7"}, *const caps[] = {"0.5", "5", "20", "50"};
+    static const char *const scales[] = {"0.01", "0.05", "0.125", "0.3", "0.7"}, *const caps[] = {"0.5", "5",
+                                                                                                  "20", "50"};
     static const char *const sinks[] = {"-20", "-1", "0", "1.5", "10"};
     const int m = d->level[MODIFIER];
     if (!strcmp(fill, "rawdot"))
@@ -253,7 +262,8 @@ static void putRest(draws *d) {
         put(d, " fill=recorded:%s", PICK(d, recordings));
     else
         put(d, " fill=%s", fill);
-    put(d, " seed=%" PRIu32 " layout=%s run=%s", below(d, 1000), layouts[d->level[LAYOUT]], runs[d->level[RUN]]);
+    put(d, " seed=%" PRIu32 " layout=%s run=%s", below(d, 1000), layouts[d->level[LAYOUT]],
+        runs[d->level[RUN]]);
 }
 
 static bool hasUnequal(const dkv_problem *p) {
@@ -268,7 +278,8 @@ bool dkv_hasEdge(const dkv_problem *p, dkv_edge edge) {
     for (int32_t i = 0; i < p->n_nodes && !found; i++) {
         const dkv_node *n = &p->nodes[i], *up = n->parent < 0 ? NULL : &p->nodes[n->parent];
         int32_t children = 0;
-        for (int32_t j = i + 1; j < p->n_nodes && p->nodes[j].depth > n->depth; j++) children += p->nodes[j].parent == i;
+        for (int32_t j = i + 1; j < p->n_nodes && p->nodes[j].depth > n->depth; j++)
+            children += p->nodes[j].parent == i;
         switch (edge) {
         case DKV_EDGE_EMPTY: found = n->len == 0; break;
         case DKV_EDGE_ONE: found = n->len == 1; break;
@@ -277,7 +288,9 @@ bool dkv_hasEdge(const dkv_problem *p, dkv_edge edge) {
         case DKV_EDGE_TREE: found = n->depth > 1; break;
         case DKV_EDGE_CONTEXT: found = n->key_only; break;
         case DKV_EDGE_LIMIT: found = up && n->context < up->context + up->len; break;
-        case DKV_EDGE_LONG: found = !up && n->len >= 24 && children > 0 && p->nodes[i + 1].len < n->len / 2; break;
+        case DKV_EDGE_LONG:
+            found = !up && n->len >= 24 && children > 0 && p->nodes[i + 1].len < n->len / 2;
+            break;
         case DKV_EDGE_PLAIN: found = !up && children == 0; break;
         default: break;
         }
@@ -290,7 +303,8 @@ static bool accepted(const draws *d, const dkv_problem *p) {
     bool planted = !strcmp(p->fill, "nanresp") || !strcmp(p->fill, "infresp");
     /* Tokens count as well: a sparse mask has few pairs, and its tensors are as large as any. */
     double work = ((double)dkv_countPairs(p) + 8.0 * (double)dkv_countKeys(p)) * p->hq * dim;
-    if (work > d->s->work_cap || (planted && dkv_victimNode(p) < 0) || dkv_maskAdmissible(p, NULL)) return false;
+    if (work > d->s->work_cap || (planted && dkv_victimNode(p) < 0) || dkv_maskAdmissible(p, NULL))
+        return false;
     if (d->recorded && d->level[EDGE] == DKV_EDGE_TREE) return true;
     return d->attempt > 800 || dkv_hasEdge(p, (dkv_edge)d->level[EDGE]);
 }
@@ -362,6 +376,6 @@ int dkv_sampleCase(const dkv_sampler *s, uint64_t n, dkv_problem *p, dkv_err *er
         if (d.attempt % 8 == 0) d.longest = d.longest > 8 ? d.longest * 7 / 8 : 8;
     }
     *p = (dkv_problem){0};
-    return dkv_fail(err, DKV_EHARNESS, "no problem %" PRIu64 " of seed %" PRIu64 " within work %g: %.200s", n, s->seed,
-                    s->work_cap, why.text);
+    return dkv_fail(err, DKV_EHARNESS, "no problem %" PRIu64 " of seed %" PRIu64 " within work %g: %.200s", n,
+                    s->seed, s->work_cap, why.text);
 }

@@ -1,8 +1,8 @@
 /* sample.h: random problems for the fuzzer; case n is a function of (profile, seed, n) and of nothing else.
  *
- * The first cases are a covering array (cover.h): every pair of levels of mask, modifier, dtype, class of head dim,
- * GQA ratio, class of shape (edge class), fill, layout and run. Each 16th case has recorded activations. After the
- * array, levels are drawn at random. Every problem is admissible. */
+ * The first cases are a covering array (cover.h): every pair of levels of mask, modifier, dtype, class of
+ * head dim, GQA ratio, class of shape (edge class), fill, layout and run. Each 16th case has recorded
+ * activations. After the array, levels are drawn at random. Every problem is admissible. */
 #ifndef DKV_SAMPLE_H
 #define DKV_SAMPLE_H
 
@@ -21,17 +21,17 @@ typedef struct dkv_sampler {
 
 /* Classes of shape; a problem may belong to several. */
 typedef enum dkv_edge {
-    DKV_EDGE_EMPTY,  /* a segment without tokens */
-    DKV_EDGE_ONE,    /* a segment of one token */
-    DKV_EDGE_TILE,   /* a length at a multiple of 16, or one beside it; of 64 or 128 where the work allows */
-    DKV_EDGE_PRIMES, /* unequal responses of prime lengths */
-    DKV_EDGE_MANY,   /* more than eight children */
-    DKV_EDGE_TREE,   /* a branch of a branch */
-    DKV_EDGE_GROUPS, /* two or three prompts */
+    DKV_EDGE_EMPTY,   /* a segment without tokens */
+    DKV_EDGE_ONE,     /* a segment of one token */
+    DKV_EDGE_TILE,    /* a length at a multiple of 16, or one beside it; of 64 or 128 where the work allows */
+    DKV_EDGE_PRIMES,  /* unequal responses of prime lengths */
+    DKV_EDGE_MANY,    /* more than eight children */
+    DKV_EDGE_TREE,    /* a branch of a branch */
+    DKV_EDGE_GROUPS,  /* two or three prompts */
     DKV_EDGE_CONTEXT, /* a key-only prompt */
-    DKV_EDGE_LIMIT,  /* a context limit */
-    DKV_EDGE_LONG,   /* a prompt much longer than its responses */
-    DKV_EDGE_PLAIN,  /* a prompt alone */
+    DKV_EDGE_LIMIT,   /* a context limit */
+    DKV_EDGE_LONG,    /* a prompt much longer than its responses */
+    DKV_EDGE_PLAIN,   /* a prompt alone */
     DKV_N_EDGES
 } dkv_edge;
 

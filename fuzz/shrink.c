@@ -7,7 +7,7 @@
 
 #include "simplify.h"
 
-#define FIRST_TRIES 5  /* of the line that is given */
+#define FIRST_TRIES 5 /* of the line that is given */
 #define TRIES_MAX 20
 #define MISSED 0.02    /* chance that a flaky failure is missed in all runs of a trial */
 #define SEEN_MAX 65536 /* lines that are remembered */
@@ -110,7 +110,8 @@ static int passOnce(dkv_shrinking *s, memory *m, double end, dkv_problem *p) {
         strcpy(s->line, line);
         if (s->step) s->step(line, s->trials, s->arg);
         free(list);
-        list = dkv_listEdits(p, &n); /* of the simpler line; those before i were just tried in much the same form */
+        list = dkv_listEdits(
+            p, &n); /* of the simpler line; those before i were just tried in much the same form */
     }
     free(list);
     return list ? taken : -1;
@@ -126,7 +127,8 @@ int dkv_shrinkLine(const dkv_problem *first, dkv_shrinking *s, dkv_err *err) {
     s->after = s->minimal = false;
     if (rc) goto done;
     if (!tryAfter(s, &p)) {
-        rc = dkv_fail(err, DKV_EREFUSED, "nothing to shrink: the line does not fail in a fresh process (%d runs of it: %s)",
+        rc = dkv_fail(err, DKV_EREFUSED,
+                      "nothing to shrink: the line does not fail in a fresh process (%d runs of it: %s)",
                       FIRST_TRIES, dkv_statusRow(s->result->status)->name);
         goto done;
     }

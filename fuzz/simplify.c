@@ -6,10 +6,38 @@
 #include "../data/fill.h"
 #include "../ref/mask.h"
 
-enum kind { DROP_GROUP, DROP_CHILDREN, SPLICE, HALVE_ALL, LENGTH, UNLIMIT, WITH_QUERIES, HEADS, DIM_QK, DIM_V, OPTION, NUMBER };
+enum kind {
+    DROP_GROUP,
+    DROP_CHILDREN,
+    SPLICE,
+    HALVE_ALL,
+    LENGTH,
+    UNLIMIT,
+    WITH_QUERIES,
+    HEADS,
+    DIM_QK,
+    DIM_V,
+    OPTION,
+    NUMBER
+};
 
 /* Options back to their defaults; what is still to be numbers of the mask, smaller. */
-enum option { CAUSAL, NO_FIRST, NO_SCALE, NO_SOFTCAP, NO_ALIBI, NO_SINK, NO_DLSE, GRAD_OFF, NORMAL, BF16, SEED, PLAIN, ONCE, N_OPTIONS };
+enum option {
+    CAUSAL,
+    NO_FIRST,
+    NO_SCALE,
+    NO_SOFTCAP,
+    NO_ALIBI,
+    NO_SINK,
+    NO_DLSE,
+    GRAD_OFF,
+    NORMAL,
+    BF16,
+    SEED,
+    PLAIN,
+    ONCE,
+    N_OPTIONS
+};
 
 typedef struct edits {
     dkv_edit *list;
@@ -33,7 +61,8 @@ static void add(edits *e, dkv_edit x) {
 
 static int countChildren(const dkv_problem *p, int32_t node) {
     int n = 0;
-    for (int32_t i = node + 1; i < p->n_nodes && p->nodes[i].depth > p->nodes[node].depth; i++) n += p->nodes[i].parent == node;
+    for (int32_t i = node + 1; i < p->n_nodes && p->nodes[i].depth > p->nodes[node].depth; i++)
+        n += p->nodes[i].parent == node;
     return n;
 }
 
@@ -51,7 +80,8 @@ static int smaller(int64_t x, int64_t least, int64_t out[8]) {
 
 static void listShape(const dkv_problem *p, edits *e) {
     int64_t values[8];
-    for (int32_t g = 0; g < p->n_groups && p->n_groups > 1; g++) add(e, (dkv_edit){.kind = DROP_GROUP, .node = g});
+    for (int32_t g = 0; g < p->n_groups && p->n_groups > 1; g++)
+        add(e, (dkv_edit){.kind = DROP_GROUP, .node = g});
     for (int32_t i = 0; i < p->n_nodes; i++) {
         int k = countChildren(p, i);
         for (int size = k; size > 0; size /= 2)
@@ -71,7 +101,8 @@ static void listShape(const dkv_problem *p, edits *e) {
 static void listRest(const dkv_problem *p, edits *e) {
     int64_t values[8];
     const int32_t ratio = p->hq / p->hkv;
-    const int32_t heads[][2] = {{1, 1}, {2, 1}, {2, 2}, {ratio, 1}, {p->hkv, p->hkv}, {2 * p->hkv, p->hkv}, {2 * ratio, 2}};
+    const int32_t heads[][2] = {
+        {1, 1}, {2, 1}, {2, 2}, {ratio, 1}, {p->hkv, p->hkv}, {2 * p->hkv, p->hkv}, {2 * ratio, 2}};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
         if (heads[i][0] <= p->hq && heads[i][1] <= p->hkv && heads[i][0] + heads[i][1] < p->hq + p->hkv)
             add(e, (dkv_edit){.kind = HEADS, .from = heads[i][0], .count = heads[i][1]});
@@ -98,8 +129,8 @@ dkv_edit *dkv_listEdits(const dkv_problem *p, int *n) {
 
 /* ---- applying ---- */
 
-/* Nodes with drop[i] leave (their children's children go up to the next node that stays); contexts are as before
- * where they were limited, else all that there is. */
+/* Nodes with drop[i] leave (their children's children go up to the next node that stays); contexts are as
+ * before where they were limited, else all that there is. */
 static void rebuild(const dkv_problem *old, const bool *drop, const bool *limited, dkv_problem *p) {
     int32_t *to = malloc(((size_t)p->n_nodes + 1) * sizeof *to), n = 0, groups = 0;
     if (!to) {
@@ -198,7 +229,8 @@ bool dkv_applyEdit(const dkv_problem *p, const dkv_edit *e, dkv_problem *out) {
     markDropped(p, e, drop);
     setValue(&q, e, limited);
     rebuild(p, drop, limited, &q);
-    if (!q.n_nodes || dkv_printProblem(&q, line, sizeof line, NULL) || dkv_printProblem(p, before, sizeof before, NULL))
+    if (!q.n_nodes || dkv_printProblem(&q, line, sizeof line, NULL) ||
+        dkv_printProblem(p, before, sizeof before, NULL))
         goto done;
     if (!strcmp(line, before) || dkv_parseProblem(line, dkv_knownFill, out, NULL)) goto done;
     made = isFit(out);

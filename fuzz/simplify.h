@@ -1,13 +1,13 @@
-/* simplify.h: lines one step simpler than a line: a group, a branch, tokens, heads, dims, an option less. Every step
- * makes the problem smaller or nearer to the defaults, so that a chain of them ends. */
+/* simplify.h: lines one step simpler than a line: a group, a branch, tokens, heads, dims, an option less.
+ * Every step makes the problem smaller or nearer to the defaults, so that a chain of them ends. */
 #ifndef DKV_SIMPLIFY_H
 #define DKV_SIMPLIFY_H
 
 #include "../ref/problem.h"
 
 typedef struct dkv_edit {
-    int kind;       /* row of the table in simplify.c */
-    int32_t node;   /* a segment; or the number of a choice */
+    int kind;            /* row of the table in simplify.c */
+    int32_t node;        /* a segment; or the number of a choice */
     int32_t from, count; /* children: first, how many */
     int64_t value;
 } dkv_edit;

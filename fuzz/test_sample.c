@@ -1,5 +1,6 @@
-/* The covering array holds every pair and few rows; cases are functions of (profile, seed, n), admissible, within
- * the work allowed; the first ones bring every pair of what they promise; no key of the line is left out. */
+/* The covering array holds every pair and few rows; cases are functions of (profile, seed, n), admissible,
+ * within the work allowed; the first ones bring every pair of what they promise; no key of the line is left
+ * out. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -45,7 +46,18 @@ static void array_holds_every_pair(void **state) {
 }
 
 /* What a problem belongs to: words of its features. */
-enum { N_FILLS_MAX = 32, MASKS = 0, MODS = 8, TYPES = 16, RATIO = 20, EDGES = 28, FILLS = 40, LAYOUTS = 72, RUNS = 76, N_FEATURES = 80 };
+enum {
+    N_FILLS_MAX = 32,
+    MASKS = 0,
+    MODS = 8,
+    TYPES = 16,
+    RATIO = 20,
+    EDGES = 28,
+    FILLS = 40,
+    LAYOUTS = 72,
+    RUNS = 76,
+    N_FEATURES = 80
+};
 
 static void mark(const dkv_problem *p, bool has[N_FEATURES]) {
     const char *help, *name;
@@ -61,8 +73,9 @@ static void mark(const dkv_problem *p, bool has[N_FEATURES]) {
     has[RUNS + (int)p->run % 3] = true;
 }
 
-/* Pairs that cannot be: two of one kind; gradients off with a gradient through LSE; rawdot brings its own scale; a
- * planted response beside a lone prompt is another group's. Counted where neither feature is one of those. */
+/* Pairs that cannot be: two of one kind; gradients off with a gradient through LSE; rawdot brings its own
+ * scale; a planted response beside a lone prompt is another group's. Counted where neither feature is one of
+ * those. */
 static int kindOf(int f) {
     static const int ends[] = {MODS, TYPES, RATIO, EDGES, FILLS, LAYOUTS, RUNS, N_FEATURES};
     int k = 0;
@@ -99,10 +112,10 @@ static void first_cases_bring_every_pair(void **state) {
 }
 
 static const char *const words[] = {
-    "k+",       "@",         "(",            "/",          "mask=full",  "mask=prefix",  "chunk:",    "block:",
-    "window:",  "fp32",      "softcap=",     "alibi=on",   "dlse=on",    "scale=",       "sinklogit=", "grad=off",
-    "fused",    "padded",    "strided",      "run=aba",    "run=twice",  "=0+",          "+1",        "fill=needle",
-    "nanresp",  ":1 ",       "dim=192:128",  "recorded:",  "=63",        "129",          "130",       "65"};
+    "k+",      "@",      "(",           "/",         "mask=full", "mask=prefix", "chunk:",     "block:",
+    "window:", "fp32",   "softcap=",    "alibi=on",  "dlse=on",   "scale=",      "sinklogit=", "grad=off",
+    "fused",   "padded", "strided",     "run=aba",   "run=twice", "=0+",         "+1",         "fill=needle",
+    "nanresp", ":1 ",    "dim=192:128", "recorded:", "=63",       "129",         "130",        "65"};
 enum { N_WORDS = sizeof words / sizeof *words };
 
 static void cases_are_functions_of_seed_and_number(void **state) {

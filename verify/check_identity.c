@@ -9,9 +9,10 @@ typedef struct sum {
     double value, allowed, magnitude, terms;
 } sum;
 
+/* A negative allowance: nothing is claimed of the element (DKV_UNCLAIMED), so nothing of the sum. */
 static void add(sum *s, double term, double allowed) {
     s->value += term;
-    s->allowed += allowed;
+    s->allowed += allowed < 0 ? INFINITY : allowed;
     s->magnitude += fabs(term);
     s->terms++;
 }

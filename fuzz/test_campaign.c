@@ -1,0 +1,181 @@
+/* Verdicts do not depend on threads, shards, or where a run was cut; records can be resumed; words of options. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../data/suite.h"
+#include "log.h"
+#include "options.h"
+
+enum { CASES = 48 };
+
+typedef struct verdicts {
+    char text[CASES][160]; /* status and ratios of each case */
+    int times[CASES];
+    int stop_after;
+    dkv_log *log;
+} verdicts;
+
+static int take(const dkv_fuzzed *f, void *arg) {
+    verdicts *v = arg;
+    const dkv_result *r = f->result;
+    dkv_err err = {0};
+    assert_true(f->n < CASES);
+    snprintf(v->text[f->n], sizeof v->text[0], "%s %a %a %a %.60s", dkv_statusRow(r->status)->name,
+             r->tensor[DKV_O].all.max_ratio, r->tensor[DKV_DK].all.rms_z, r->tensor[DKV_DQ].all.rms_limit, r->line);
+    v->times[f->n]++;
+    if (v->log) assert_int_equal(dkv_logCase(v->log, f, &err), 0);
+    return --v->stop_after == 0;
+}
+
+static void run(const char *spec, const dkv_sampler *s, int jobs, uint64_t shard, uint64_t shards, verdicts *v) {
+    dkv_kernel_spec kernel;
+    dkv_err err = {0};
+    assert_int_equal(dkv_parseKernelSpec(spec, &kernel, &err), 0);
+    dkv_campaign c = {.kernel = &kernel, .sampler = s, .data_dir = dkv_dataDir(), .cases = CASES, .shard = shard,
+                      .shards = shards, .jobs = jobs, .timeout = 60, .budget = 1e-4, .confirm = 2, .report = take,
+                      .arg = v};
+    if (v->log) {
+        c.done = v->log->done;
+        c.n_done = v->log->n_done;
+    }
+    dkv_runCampaign(&c);
+    if (c.trouble.code) fail_msg("%s", c.trouble.text);
+}
+
+static void threads_and_shards_change_nothing(void **state) {
+    (void)state;
+    static verdicts one, two, parts;
+    dkv_sampler s;
+    dkv_err err = {0};
+    int defects = 0;
+    memset(&one, 0, sizeof one), memset(&two, 0, sizeof two), memset(&parts, 0, sizeof parts);
+    assert_int_equal(dkv_openSampler(DKV_QUICK, 3, &s, &err), 0);
+    run("emu+fault=F1", &s, 1, 0, 1, &one);
+    run("emu+fault=F1", &s, 3, 0, 1, &two);
+    for (uint64_t i = 0; i < 3; i++) run("emu+fault=F1", &s, 2, i, 3, &parts);
+    for (int i = 0; i < CASES; i++) {
+        assert_string_equal(one.text[i], two.text[i]);
+        assert_string_equal(one.text[i], parts.text[i]);
+        assert_true(one.times[i] == 1 && two.times[i] == 1 && parts.times[i] == 1);
+        defects += !strncmp(one.text[i], "FAILED", 6);
+    }
+    assert_in_range(defects, 5, CASES - 5);
+    dkv_closeSampler(&s);
+}
+
+static long countLines(const char *path) {
+    long n = 0;
+    FILE *f = fopen(path, "r");
+    for (int c; f && (c = fgetc(f)) != EOF;) n += c == '\n';
+    if (f) fclose(f);
+    return n;
+}
+
+/* Cut in the middle of a record, as by kill -9, and gone on with: each case once, the same verdicts. */
+static void a_cut_run_goes_on(void **state) {
+    (void)state;
+    static verdicts whole, cut;
+    char path[] = "/tmp/dualkv-log-XXXXXX";
+    dkv_sampler s, other;
+    dkv_log log;
+    dkv_err err = {0};
+    long all = 0;
+    memset(&whole, 0, sizeof whole), memset(&cut, 0, sizeof cut);
+    close(mkstemp(path));
+    assert_int_equal(dkv_openSampler(DKV_QUICK, 4, &s, &err), 0);
+    run("emu", &s, 2, 0, 1, &whole);
+    assert_int_equal(dkv_openLog(&log, path, false, "emu", &s, &err), 0);
+    cut.log = &log;
+    cut.stop_after = 20;
+    run("emu", &s, 2, 0, 1, &cut);
+    assert_int_equal(dkv_closeLog(&log, &err), 0);
+    assert_in_range(countLines(path), 20, 22);
+    FILE *f = fopen(path, "a");
+    fputs("{\"line\":\"shape=3\",\"ker", f);
+    fclose(f);
+    cut.stop_after = 0;
+    assert_int_equal(dkv_openLog(&log, path, true, "emu", &s, &err), 0);
+    run("emu", &s, 2, 0, 1, &cut);
+    for (int i = 0; i < CASES; i++) {
+        assert_int_equal(cut.times[i], 1);
+        assert_string_equal(cut.text[i], whole.text[i]);
+    }
+    assert_int_equal(dkv_closeLog(&log, &err), 0);
+    assert_int_equal(countLines(path), CASES);
+    assert_int_equal(dkv_openLog(&log, path, true, "emu", &s, &err), 0);
+    for (int i = 0; i < DKV_ST_N; i++) all += log.counts[i];
+    assert_int_equal(all, CASES);
+    dkv_closeLog(&log, &err);
+    assert_int_equal(dkv_openLog(&log, path, true, "emu+bm=16", &s, &err), DKV_EUSER);
+    assert_non_null(strstr(err.text, "of kernel emu,"));
+    assert_int_equal(dkv_openSampler(DKV_QUICK, 5, &other, &err), 0);
+    assert_int_equal(dkv_openLog(&log, path, true, "emu", &other, &err), DKV_EUSER);
+    dkv_closeSampler(&other);
+    dkv_closeSampler(&s);
+    unlink(path);
+}
+
+/* A kernel that breaks its process, or needs an earlier call to go wrong: reported, and the run goes on. */
+static void bad_kernels_do_not_end_a_run(void **state) {
+    (void)state;
+    static verdicts v;
+    dkv_sampler s;
+    dkv_err err = {0};
+    assert_int_equal(dkv_openSampler(DKV_QUICK, 6, &s, &err), 0);
+    memset(&v, 0, sizeof v);
+    run("broken+how=crash", &s, 2, 0, 1, &v);
+    for (int i = 0; i < CASES; i++) assert_int_equal(strncmp(v.text[i], "CRASHED", 7), 0);
+    dkv_closeSampler(&s);
+}
+
+static void levels_stay_within_the_budget(void **state) {
+    (void)state;
+    double sum = 0;
+    for (uint64_t n = 0; n < 3000000; n++) sum += DKV_N_OUTPUTS * dkv_fuzzLevel(1e-4, n);
+    sum += 1e-4 / (2.2 * log(3000000.0)); /* the rest: an integral */
+    assert_true(sum < 1e-4 && sum > 0.9e-4);
+    assert_true(dkv_fuzzLevel(1e-4, 20000) > 1e-13);
+}
+
+static void options_are_parsed_strictly(void **state) {
+    (void)state;
+    static const char *const bad_times[] = {"", "-3", "3d", "5 m", "inf", "0", "1e99", "nan", "0x10s m"};
+    static const char *const bad_shards[] = {"", "0/3", "4/3", "1", "1/", "/2", "1/2x", "-1/2", "99999999999999999999/3"};
+    static const char *const bad_seeds[] = {"", "-1", "1.5", "18446744073709551616", "7 "};
+    dkv_err err = {0};
+    double t;
+    uint64_t i, n;
+    dkv_profile p;
+    for (size_t k = 0; k < sizeof bad_times / sizeof *bad_times; k++)
+        assert_int_equal(dkv_parseTime(bad_times[k], &t, &err), DKV_EUSER);
+    for (size_t k = 0; k < sizeof bad_shards / sizeof *bad_shards; k++)
+        assert_int_equal(dkv_parseShard(bad_shards[k], &i, &n, &err), DKV_EUSER);
+    for (size_t k = 0; k < sizeof bad_seeds / sizeof *bad_seeds; k++)
+        assert_int_equal(dkv_parseSeed(bad_seeds[k], &n, &err), DKV_EUSER);
+    assert_int_equal(dkv_parseProfile("quik", &p, &err), DKV_EUSER);
+    assert_non_null(strstr(err.text, "did you mean 'quick'"));
+    assert_true(!dkv_parseTime("1.5m", &t, &err) && t == 90);
+    assert_true(!dkv_parseTime("60s", &t, &err) && t == 60 && !dkv_parseTime("2h", &t, &err) && t == 7200);
+    assert_true(!dkv_parseShard("2/3", &i, &n, &err) && i == 1 && n == 3);
+    assert_true(!dkv_parseSeed("18446744073709551615", &n, &err) && n == UINT64_MAX);
+    assert_true(!dkv_parseProfile("gpu", &p, &err) && p == DKV_GPU && !dkv_parseProfile(NULL, &p, &err) && p == DKV_QUICK);
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_and_shards_change_nothing), cmocka_unit_test(a_cut_run_goes_on),
+        cmocka_unit_test(bad_kernels_do_not_end_a_run),      cmocka_unit_test(levels_stay_within_the_budget),
+        cmocka_unit_test(options_are_parsed_strictly),
+    };
+    return cmocka_run_group_tests_name("campaign", tests, NULL, NULL);
+}
