@@ -1,4 +1,5 @@
-/* Verdicts do not depend on threads, shards, or where a run was cut; records can be resumed; words of options. */
+/* Verdicts do not depend on threads, shards, or where a run was cut; records can be resumed; words of
+ * options. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,18 +31,29 @@ static int take(const dkv_fuzzed *f, void *arg) {
     dkv_err err = {0};
     assert_true(f->n < CASES);
     snprintf(v->text[f->n], sizeof v->text[0], "%s %a %a %a %.60s", dkv_statusRow(r->status)->name,
-             r->tensor[DKV_O].all.max_ratio, r->tensor[DKV_DK].all.rms_z, r->tensor[DKV_DQ].all.rms_limit, r->line);
+             r->tensor[DKV_O].all.max_ratio, r->tensor[DKV_DK].all.rms_z, r->tensor[DKV_DQ].all.rms_limit,
+             r->line);
     v->times[f->n]++;
     if (v->log) assert_int_equal(dkv_logCase(v->log, f, &err), 0);
     return --v->stop_after == 0;
 }
 
-static void run(const char *spec, const dkv_sampler *s, int jobs, uint64_t shard, uint64_t shards, verdicts *v) {
+static void run(const char *spec, const dkv_sampler *s, int jobs, uint64_t shard, uint64_t shards,
+                verdicts *v) {
     dkv_kernel_spec kernel;
     dkv_err err = {0};
     assert_int_equal(dkv_parseKernelSpec(spec, &kernel, &err), 0);
-    dkv_campaign c = {.kernel = &kernel, .sampler = s, .data_dir = dkv_dataDir(), .cases = CASES, .shard = shard,
-                      .shards = shards, .jobs = jobs, .timeout = 60, .budget = 1e-4, .confirm = 2, .report = take,
+    dkv_campaign c = {.kernel = &kernel,
+                      .sampler = s,
+                      .data_dir = dkv_dataDir(),
+                      .cases = CASES,
+                      .shard = shard,
+                      .shards = shards,
+                      .jobs = jobs,
+                      .timeout = 60,
+                      .budget = 1e-4,
+                      .confirm = 2,
+                      .report = take,
                       .arg = v};
     if (v->log) {
         c.done = v->log->done;
@@ -149,7 +161,8 @@ static void levels_stay_within_the_budget(void **state) {
 static void options_are_parsed_strictly(void **state) {
     (void)state;
     static const char *const bad_times[] = {"", "-3", "3d", "5 m", "inf", "0", "1e99", "nan", "0x10s m"};
-    static const char *const bad_shards[] = {"", "0/3", "4/3", "1", "1/", "/2", "1/2x", "-1/2", "99999999999999999999/3"};
+    static const char *const bad_shards[] = {
+        "", "0/3", "4/3", "1", "1/", "/2", "1/2x", "-1/2", "99999999999999999999/3"};
     static const char *const bad_seeds[] = {"", "-1", "1.5", "18446744073709551616", "7 "};
     dkv_err err = {0};
     double t;
@@ -167,7 +180,8 @@ static void options_are_parsed_strictly(void **state) {
     assert_true(!dkv_parseTime("60s", &t, &err) && t == 60 && !dkv_parseTime("2h", &t, &err) && t == 7200);
     assert_true(!dkv_parseShard("2/3", &i, &n, &err) && i == 1 && n == 3);
     assert_true(!dkv_parseSeed("18446744073709551615", &n, &err) && n == UINT64_MAX);
-    assert_true(!dkv_parseProfile("gpu", &p, &err) && p == DKV_GPU && !dkv_parseProfile(NULL, &p, &err) && p == DKV_QUICK);
+    assert_true(!dkv_parseProfile("gpu", &p, &err) && p == DKV_GPU && !dkv_parseProfile(NULL, &p, &err) &&
+                p == DKV_QUICK);
 }
 
 int main(int argc, char **argv) {
