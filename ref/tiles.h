@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define DKV_TILE_KEYS 256  /* keys a tile; measured, see tiles.c */
-#define DKV_BLOCK_ROWS 512 /* stacked rows a block, unless one row's query heads are more; measured, see tiles.c */
+#define DKV_BLOCK_ROWS 256 /* stacked rows a block, unless one row's query heads are more; measured, see tiles.c */
 
 typedef struct dkv_head {
     const dkv_problem *p;
