@@ -29,7 +29,8 @@ double dkv_dgemmRate(int threads, double seconds) {
     start = now();
     while (runs < MOST && (runs < 3 || now() - start < seconds)) {
         double t = now();
-        cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, N, N, N, 1.0, x, N, x + n, N, 0.0, x + 2 * n, N);
+        cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, N, N, N, 1.0, x, N, x + n, N, 0.0,
+                    x + 2 * n, N);
         took[runs++] = now() - t;
     }
     openblas_set_num_threads(had);

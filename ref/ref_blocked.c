@@ -1,11 +1,12 @@
 /* ref_blocked.c: the packed fp64 truth on OpenBLAS (reference.h).
  *
- * Work items are (block of rows, KV head); threads take them in one fixed order. Forward items are independent: online
- * softmax over the key tiles of the block. Backward recomputes the scores from LSE; dQ belongs to the item, dK and dV are
- * summed in place. That sum's order must not depend on threads, so a block adds to a key tile only after every earlier
- * block of the same head has left it: blocks walk keys in ascending packed order, and each thread publishes the row
- * below which it is done. Threads of one head so follow each other tile after tile, and the first never waits.
- * OpenBLAS runs inside each thread, single-threaded. */
+ * Work items are (block of rows, KV head); threads take them in one fixed order. Forward items are
+ * independent: online softmax over the key tiles of the block. Backward recomputes the scores from LSE; dQ
+ * belongs to the item, dK and dV are summed in place. That sum's order must not depend on threads, so a
+ * block adds to a key tile only after every earlier block of the same head has left it: blocks walk keys
+ * in ascending packed order, and each thread publishes the row below which it is done. Threads of one head
+ * so follow each other tile after tile, and the first never waits. OpenBLAS runs inside each thread,
+ * single-threaded. */
 #include "reference.h"
 
 #include <cblas.h>
@@ -49,8 +50,8 @@ struct lane { /* one thread's */
     uint8_t *sees, *seen; /* [rows, tile]; [m] forward: rows that met a key whose score may be -inf */
 };
 
-/* One row of scores becomes exp(s - max so far); o and the sum follow when the maximum moves. A row of -inf alone is
- * shifted by nothing, so that exp(-inf - -inf) never arises. */
+/* One row of scores becomes exp(s - max so far); o and the sum follow when the maximum moves. A row of
+ * -inf alone is shifted by nothing, so that exp(-inf - -inf) never arises. */
 static void softmaxRow(lane *t, int64_t i, int64_t n, int64_t dv, double *s) {
     double top = dkv_maxOf(s, n);
     if (top > t->max[i]) {
@@ -127,8 +128,8 @@ static void deltaRows(lane *t) {
     }
 }
 
-/* s becomes P = exp(s - LSE), dp becomes dS = P (dP - D), times 1 - tanh^2 where capped. `careful`: masked pairs are set to
- * 0 by name, since 0 times what is not finite is not 0. */
+/* s becomes P = exp(s - LSE), dp becomes dS = P (dP - D), times 1 - tanh^2 where capped. `careful`: masked
+ * pairs are set to 0 by name, since 0 times what is not finite is not 0. */
 static void gradRow(lane *t, int64_t i, int64_t n, const uint8_t *careful) {
     double *s = t->s + i * n, *dp = t->dp + i * n, d = t->delta[i];
     const double *cap = t->w->p->softcap > 0 ? t->cap + i * n : NULL;
@@ -141,7 +142,8 @@ static void gradRow(lane *t, int64_t i, int64_t n, const uint8_t *careful) {
     }
 }
 
-/* Publishes that this thread adds to no key row below `row`; waits until all earlier blocks of the head are past `end`. */
+/* Publishes that this thread adds to no key row below `row`; waits until all earlier blocks of the head
+ * are past `end`. */
 static void awaitTurn(lane *t, int64_t row, int64_t end) {
     work *w = t->w;
     bool wait = true;
@@ -173,9 +175,9 @@ static void backwardTile(lane *t, const dkv_tile *tile) {
     for (int64_t i = 0; i < b->m; i++) gradRow(t, i, n, careful ? t->sees + i / h->g * n : NULL);
     dkv_addRows(h, b, tile, h->scale, t->dp, tile->k, dqk, tile->finite, t->dq, dqk);
     awaitTurn(t, tile->k_row, tile->k_row + n);
-    dkv_addKeys(h, b, tile, h->scale, t->dp, b->q, dqk, b->finite, w->out->dk + (tile->k_row * hkv + h->kvh) * dqk,
-                hkv * dqk);
-    dkv_addKeys(h, b, tile, 1.0, t->s, b->d_o, dv, b->finite, w->out->dv + (tile->k_row * hkv + h->kvh) * dv, hkv * dv);
+    int64_t at = tile->k_row * hkv + h->kvh;
+    dkv_addKeys(h, b, tile, h->scale, t->dp, b->q, dqk, b->finite, w->out->dk + at * dqk, hkv * dqk);
+    dkv_addKeys(h, b, tile, 1.0, t->s, b->d_o, dv, b->finite, w->out->dv + at * dv, hkv * dv);
 }
 
 static void backwardItem(lane *t) {
@@ -244,11 +246,13 @@ static int openLane(work *w, lane *t, dkv_err *err) {
     int64_t m = t->h.max_m, tile = DKV_TILE_KEYS;
     struct { double **at; int64_t n; } all[] = {
         {&t->s, m * tile}, {&t->dp, w->backward ? m * tile : 0}, {&t->cap, w->backward ? m * tile : 0},
-        {&t->o, m * w->p->dv}, {&t->dq, w->backward ? m * w->p->dqk : 0}, {&t->max, m}, {&t->sum, m}, {&t->lse, m},
-        {&t->delta, m}};
+        {&t->o, m * w->p->dv}, {&t->dq, w->backward ? m * w->p->dqk : 0}, {&t->max, m}, {&t->sum, m},
+        {&t->lse, m}, {&t->delta, m}};
     bool ok = dkv_openBlock(&t->h, &t->b, err) == DKV_OK;
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        ok &= all[i].n == 0 || (*all[i].at = aligned_alloc(64, ((size_t)all[i].n * sizeof(double) + 63) & ~(size_t)63));
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        size_t bytes = ((size_t)all[i].n * sizeof(double) + 63) & ~(size_t)63;
+        ok &= bytes == 0 || (*all[i].at = aligned_alloc(64, bytes)) != NULL;
+    }
     ok &= (t->sees = malloc((size_t)(t->h.rows * tile))) != NULL;
     ok &= (t->seen = malloc((size_t)m)) != NULL;
     return ok ? DKV_OK : dkv_fail(err, DKV_EHARNESS, "out of memory: tiles of %lld rows", (long long)m);
@@ -302,15 +306,15 @@ done:
     return code;
 }
 
-int dkv_refBlockedForward(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dkv_ref_options *opt,
-                          dkv_outputs *out, dkv_err *err) {
+int dkv_refBlockedForward(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
+                          const dkv_ref_options *opt, dkv_outputs *out, dkv_err *err) {
     work w = {.p = p, .l = l, .in = *in, .out = out};
     w.in.d_o = NULL; /* not read */
     return runWork(&w, opt, err);
 }
 
-int dkv_refBlockedBackward(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dkv_ref_options *opt,
-                           dkv_outputs *out, dkv_err *err) {
+int dkv_refBlockedBackward(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
+                           const dkv_ref_options *opt, dkv_outputs *out, dkv_err *err) {
     work w = {.p = p, .l = l, .in = *in, .out = out, .backward = true};
     if (!in->d_o) return dkv_fail(err, DKV_EHARNESS, "backward without dO");
     memset(out->dk, 0, sizeof(double) * (size_t)(l->view.tk * p->hkv * p->dqk));
@@ -318,8 +322,8 @@ int dkv_refBlockedBackward(const dkv_problem *p, const dkv_layout *l, const dkv_
     return runWork(&w, opt, err);
 }
 
-int dkv_refBlocked(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dkv_ref_options *opt,
-                   dkv_outputs *out, dkv_err *err) {
+int dkv_refBlocked(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
+                   const dkv_ref_options *opt, dkv_outputs *out, dkv_err *err) {
     int code = dkv_refBlockedForward(p, l, in, opt, out, err);
     return code || !in->d_o ? code : dkv_refBlockedBackward(p, l, in, opt, out, err);
 }

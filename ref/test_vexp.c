@@ -1,4 +1,5 @@
-/* exp and tanh against quad precision over their whole range, in ulp; specials; tails and aliasing give the same bits. */
+/* exp and tanh against quad precision over their whole range, in ulp; specials; tails and aliasing give
+ * the same bits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,8 +45,8 @@ static double worst(vector f, __float128 (*truth)(__float128), double lo, double
 
 static void test_exp(void **s) {
     (void)s;
-    const double range[][2] = {{-1, 1}, {-0.36, 0.36}, {-40, 0}, {-708, 709.78}, {-745.1, -708}, {-1e-9, 1e-9},
-                               {-750, -744}, {709, 709.78271289338397}};
+    const double range[][2] = {{-1, 1}, {-0.36, 0.36}, {-40, 0}, {-708, 709.78}, {-745.1, -708},
+                               {-1e-9, 1e-9}, {-750, -744}, {709, 709.78271289338397}};
     for (size_t i = 0; i < sizeof range / sizeof *range; i++) {
         double e = worst(dkv_vexp, expq, range[i][0], range[i][1], 8);
         print_message("exp  [%g, %g]: %.3f ulp\n", range[i][0], range[i][1], e);
@@ -65,8 +66,8 @@ static void test_tanh(void **s) {
 
 static void test_specials(void **s) {
     (void)s;
-    double x[] = {-INFINITY, INFINITY, NAN, -NAN, 0.0, -0.0, 710, 1e308, -1e308, -745.2, 5e-324, -5e-324, 709.782712893384,
-                  -745.13};
+    double x[] = {-INFINITY, INFINITY, NAN, -NAN, 0.0, -0.0, 710, 1e308, -1e308, -745.2, 5e-324, -5e-324,
+                  709.782712893384, -745.13};
     double y[sizeof x / sizeof *x];
     dkv_vexp(x, y, sizeof x / sizeof *x);
     assert_true(y[0] == 0 && !signbit(y[0]));

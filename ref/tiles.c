@@ -1,4 +1,11 @@
-/* tiles.c: see tiles.h. */
+/* tiles.c: see tiles.h.
+ *
+ * Size of a tile: 256 rows by 256 keys of fp64 scores are half a MiB, half of a usual L2. Useful FLOP/s over
+ * dgemm's, shape=2048+8x256 heads=4:1 dim=128, one core of an AMD EPYC (Zen 4), CPU time:
+ *
+ *     rows x keys  256x192  256x256  256x384  384x256  384x384  512x256  512x384
+ *     forward      0.79     0.79     0.80     0.79     0.80     0.78     0.77
+ *     backward     0.85     0.83     0.82     0.80     0.80     0.79     0.77 */
 #include "tiles.h"
 
 #include <cblas.h>
@@ -66,8 +73,8 @@ static unsigned decodeBf16(const uint16_t *in, int64_t n, double *out) {
     return bad;
 }
 
-/* The 15 bits of magnitude, put at the top of a double's fraction and the bottom of its exponent, are the value times
- * 2^-1008, subnormals too; only exponent 31 needs another exponent. */
+/* The 15 bits of magnitude, put at the top of a double's fraction and the bottom of its exponent, are the
+ * value times 2^-1008, subnormals too; only exponent 31 needs another exponent. */
 static unsigned decodeFp16(const uint16_t *in, int64_t n, double *out) {
     unsigned bad = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -91,8 +98,8 @@ static unsigned decodeFp32(const float *in, int64_t n, double *out) {
     return bad;
 }
 
-bool dkv_decodeRows(const void *in, dualkv_dtype t, int64_t row0, int64_t n, int64_t heads, int64_t head, int64_t d,
-                    double *out) {
+bool dkv_decodeRows(const void *in, dualkv_dtype t, int64_t row0, int64_t n, int64_t heads, int64_t head,
+                    int64_t d, double *out) {
     unsigned bad = 0;
     for (int64_t i = 0; i < n; i++, out += d) {
         int64_t at = ((row0 + i) * heads + head) * d;
@@ -121,10 +128,9 @@ bool dkv_stepBlock(const dkv_head *h, dkv_block *b) {
 /* A row's query heads lie side by side in [tq, hq, d], so the stacked row is one row of [tq, hkv, g * d]. */
 void dkv_loadBlock(const dkv_head *h, dkv_block *b) {
     const dkv_problem *p = h->p;
-    int64_t n = b->r1 - b->r0;
-    b->finite = dkv_decodeRows(h->in->q, p->dtype, b->q_row, n, p->hkv, h->kvh, (int64_t)h->g * p->dqk, b->q);
-    if (b->d_o)
-        b->finite &= dkv_decodeRows(h->in->d_o, p->dtype, b->q_row, n, p->hkv, h->kvh, (int64_t)h->g * p->dv, b->d_o);
+    int64_t n = b->r1 - b->r0, wq = (int64_t)h->g * p->dqk, wo = (int64_t)h->g * p->dv;
+    b->finite = dkv_decodeRows(h->in->q, p->dtype, b->q_row, n, p->hkv, h->kvh, wq, b->q);
+    if (b->d_o) b->finite &= dkv_decodeRows(h->in->d_o, p->dtype, b->q_row, n, p->hkv, h->kvh, wo, b->d_o);
 }
 
 bool dkv_nextBlock(const dkv_head *h, dkv_block *b) {
@@ -177,7 +183,8 @@ bool dkv_nextTile(const dkv_head *h, const dkv_block *b, dkv_tile *t) {
             if (vis == 0 || j0 >= j1) continue;
             if (vis == 2) vis = dkv_maskBlock(h->p, b->node, b->r0, b->r1, j0, j1);
             if (vis == 0) continue;
-            *t = (dkv_tile){.j0 = j0, .j1 = j1, .k_row = g->k_start + (j0 - g->pos), .n = j1 - j0, .vis = vis, .range = r};
+            *t = (dkv_tile){.j0 = j0, .j1 = j1, .n = j1 - j0, .vis = vis, .range = r};
+            t->k_row = g->k_start + (j0 - g->pos);
             loadTile(h, b, t);
             return true;
         }
@@ -226,14 +233,14 @@ void dkv_tileScores(const dkv_head *h, const dkv_block *b, const dkv_tile *t, do
     uint8_t sees[DKV_TILE_KEYS];
     int masks = t->vis == 2 || h->mutant == DKV_MUTANT_MASK;
     double scale = h->mutant == DKV_MUTANT_SCALE ? h->scale * 1.01 : h->scale;
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)b->m, (int)t->n, p->dqk, scale, b->q, p->dqk, t->k,
-                p->dqk, 0.0, s, (int)t->n);
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)b->m, (int)t->n, p->dqk, scale, b->q, p->dqk,
+                t->k, p->dqk, 0.0, s, (int)t->n);
     if (!masks && !p->alibi && !(p->softcap > 0)) return;
     for (int64_t i = 0; i < b->m; i++, s += t->n) {
         int64_t r = b->r0 + i / h->g, g = i % h->g;
         if (p->softcap > 0) capRow(p->softcap, t->n, s, cap_t ? cap_t + i * t->n : NULL);
-        if (p->alibi)
-            alibiRow(h->l->alibi_slopes[h->kvh * h->g + g], (double)(p->nodes[b->node].context + r - t->j0), t->n, s);
+        double distance = (double)(p->nodes[b->node].context + r - t->j0); /* of the tile's first key */
+        if (p->alibi) alibiRow(h->l->alibi_slopes[h->kvh * h->g + g], distance, t->n, s);
         if (!masks) continue;
         if (g == 0) seesRow(h, b, t, r, sees);
         for (int64_t j = 0; j < t->n; j++) s[j] = sees[j] ? s[j] : -INFINITY;
@@ -242,22 +249,24 @@ void dkv_tileScores(const dkv_head *h, const dkv_block *b, const dkv_tile *t, do
 
 void dkv_tileDp(const dkv_head *h, const dkv_block *b, const dkv_tile *t, double *dp) {
     int d = h->p->dv;
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)b->m, (int)t->n, d, 1.0, b->d_o, d, t->v, d, 0.0, dp,
-                (int)t->n);
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)b->m, (int)t->n, d, 1.0, b->d_o, d, t->v, d,
+                0.0, dp, (int)t->n);
 }
 
 void dkv_addRows(const dkv_head *h, const dkv_block *b, const dkv_tile *t, double alpha, const double *w,
                  const double *x, int64_t d, bool finite, double *c, int64_t ldc) {
     uint8_t sees[DKV_TILE_KEYS];
     if (finite || t->vis == 1) {
-        cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)b->m, (int)d, (int)t->n, alpha, w, (int)t->n, x,
-                    (int)d, 1.0, c, (int)ldc);
+        cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)b->m, (int)d, (int)t->n, alpha, w,
+                    (int)t->n, x, (int)d, 1.0, c, (int)ldc);
         return;
     }
     for (int64_t i = 0; i < b->m; i++) {
         if (i % h->g == 0) seesRow(h, b, t, b->r0 + i / h->g, sees);
-        for (int64_t j = 0; j < t->n; j++)
-            for (int64_t e = 0; sees[j] && e < d; e++) c[i * ldc + e] += alpha * w[i * t->n + j] * x[j * d + e];
+        for (int64_t j = 0; j < t->n; j++) {
+            double a = alpha * w[i * t->n + j];
+            for (int64_t e = 0; sees[j] && e < d; e++) c[i * ldc + e] += a * x[j * d + e];
+        }
     }
 }
 
@@ -265,14 +274,16 @@ void dkv_addKeys(const dkv_head *h, const dkv_block *b, const dkv_tile *t, doubl
                  const double *x, int64_t d, bool finite, double *c, int64_t ldc) {
     uint8_t sees[DKV_TILE_KEYS];
     if (finite || t->vis == 1) {
-        cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)t->n, (int)d, (int)b->m, alpha, w, (int)t->n, x,
-                    (int)d, 1.0, c, (int)ldc);
+        cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)t->n, (int)d, (int)b->m, alpha, w,
+                    (int)t->n, x, (int)d, 1.0, c, (int)ldc);
         return;
     }
     for (int64_t i = 0; i < b->m; i++) {
         if (i % h->g == 0) seesRow(h, b, t, b->r0 + i / h->g, sees);
-        for (int64_t j = 0; j < t->n; j++)
-            for (int64_t e = 0; sees[j] && e < d; e++) c[j * ldc + e] += alpha * w[i * t->n + j] * x[i * d + e];
+        for (int64_t j = 0; j < t->n; j++) {
+            double a = alpha * w[i * t->n + j];
+            for (int64_t e = 0; sees[j] && e < d; e++) c[j * ldc + e] += a * x[i * d + e];
+        }
     }
 }
 
@@ -281,13 +292,15 @@ static double *rowAt(const dkv_head *h, int64_t row, int64_t d, const double *pa
 }
 
 void dkv_putRows(const dkv_head *h, const dkv_block *b, const double *x, int64_t d, double *packed) {
-    size_t bytes = sizeof(double) * (size_t)(h->g * d);
-    for (int64_t r = 0; r < b->r1 - b->r0; r++) memcpy(rowAt(h, b->q_row + r, d, packed), x + r * h->g * d, bytes);
+    int64_t w = h->g * d;
+    for (int64_t r = 0; r < b->r1 - b->r0; r++)
+        memcpy(rowAt(h, b->q_row + r, d, packed), x + r * w, sizeof(double) * (size_t)w);
 }
 
 void dkv_getRows(const dkv_head *h, const dkv_block *b, const double *packed, int64_t d, double *x) {
-    size_t bytes = sizeof(double) * (size_t)(h->g * d);
-    for (int64_t r = 0; r < b->r1 - b->r0; r++) memcpy(x + r * h->g * d, rowAt(h, b->q_row + r, d, packed), bytes);
+    int64_t w = h->g * d;
+    for (int64_t r = 0; r < b->r1 - b->r0; r++)
+        memcpy(x + r * w, rowAt(h, b->q_row + r, d, packed), sizeof(double) * (size_t)w);
 }
 
 void dkv_putLse(const dkv_head *h, const dkv_block *b, const double *x, double *packed) {

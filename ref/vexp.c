@@ -1,12 +1,13 @@
 /* vexp.c: exp(x) = 2^n exp(r), n = round(x / ln 2), r = x - n ln 2, |r| <= 0.3466.
  *
- * Plain loops that the compiler vectorises, cloned for AVX-512 and AVX2; every operation is an IEEE add, subtract,
- * multiply, divide or bit operation, so that each clone and the scalar tail give the same bits.
+ * Plain loops that the compiler vectorises, cloned for AVX-512 and AVX2; every operation is an IEEE add,
+ * subtract, multiply, divide or bit operation, so that each clone and the scalar tail give the same bits.
  *
- * Error of exp, in ulp of a result just below 1 (the worst place, 2^-53): the last addition 0.5; r, below 0.35, is known
- * to 0.25 and meets a factor below 1; r + tail, below 0.3, rounds by 0.25; tail, below 0.07, by 0.1; the polynomial
- * (Chebyshev interpolation of degree 11, computed in 60 digits) 0.12. The product by the second power of two rounds
- * only a subnormal result, by half a quantum beside what the rest has shrunk to. */
+ * Error of exp, in ulp of a result just below 1 (the worst place, 2^-53): the last addition 0.5; r, below
+ * 0.35, is known to 0.25 and meets a factor below 1; r + tail, below 0.3, rounds by 0.25; tail, below
+ * 0.07, by 0.1; the polynomial (Chebyshev interpolation of degree 11, computed in 60 digits) 0.12. The
+ * product by the second power of two rounds only a subnormal result, by half a quantum beside what the
+ * rest has shrunk to. */
 #include "vexp.h"
 
 #include <stdint.h>
@@ -60,8 +61,8 @@ CLONES void dkv_vexpShift(const double *x, double shift, double *y, size_t n) {
     for (size_t i = 0; i < n; i++) y[i] = expOf(x[i] - shift);
 }
 
-/* tanh(x) = m / (m + 2), m = exp(2|x|) - 1 = 2^n (exp(r) - 1) + (2^n - 1): no cancellation, since 2^n - 1 >= 1 unless
- * n = 0. From 20 on the result is 1. */
+/* tanh(x) = m / (m + 2), m = exp(2|x|) - 1 = 2^n (exp(r) - 1) + (2^n - 1): no cancellation, since 2^n - 1
+ * >= 1 unless n = 0. From 20 on the result is 1. */
 CLONES void dkv_vtanh(const double *x, double *y, size_t n) {
     for (size_t i = 0; i < n; i++) {
         bits a = {.f = x[i]};

@@ -1,6 +1,7 @@
-/* vexp.h: vectorised exp and tanh for the blocked references: y[i] = exp(x[i]), fp64, maximum error DKV_VEXP_ULP ulp over
- * the whole range (tested against quad), -inf -> 0, +inf -> inf, NaN -> NaN, gradual underflow kept. Bitwise the same on
- * every machine: no FMA contraction, no dependence on vector width. y may be x. */
+/* vexp.h: vectorised exp and tanh for the blocked references: y[i] = exp(x[i]), fp64, maximum error
+ * DKV_VEXP_ULP ulp over the whole range (tested against quad), -inf -> 0, +inf -> inf, NaN -> NaN, gradual
+ * underflow kept. Bitwise the same on every machine: no FMA contraction, no dependence on vector width. y
+ * may be x. */
 #ifndef DKV_VEXP_H
 #define DKV_VEXP_H
 
