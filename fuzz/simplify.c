@@ -78,8 +78,16 @@ static int smaller(int64_t x, int64_t least, int64_t out[8]) {
     return n;
 }
 
-static void listShape(const dkv_problem *p, edits *e) {
-    int64_t values[8];
+static void listHeads(const dkv_problem *p, edits *e) {
+    const int32_t ratio = p->hq / p->hkv;
+    const int32_t heads[][2] = {
+        {1, 1}, {2, 1}, {2, 2}, {ratio, 1}, {p->hkv, p->hkv}, {2 * p->hkv, p->hkv}, {2 * ratio, 2}};
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
+        if (heads[i][0] <= p->hq && heads[i][1] <= p->hkv && heads[i][0] + heads[i][1] < p->hq + p->hkv)
+            add(e, (dkv_edit){.kind = HEADS, .from = heads[i][0], .count = heads[i][1]});
+}
+
+static void listSegments(const dkv_problem *p, edits *e) {
     for (int32_t g = 0; g < p->n_groups && p->n_groups > 1; g++)
         add(e, (dkv_edit){.kind = DROP_GROUP, .node = g});
     for (int32_t i = 0; i < p->n_nodes; i++) {
@@ -89,6 +97,10 @@ static void listShape(const dkv_problem *p, edits *e) {
                 add(e, (dkv_edit){.kind = DROP_CHILDREN, .node = i, .from = from, .count = size});
         if (k && p->nodes[i].depth) add(e, (dkv_edit){.kind = SPLICE, .node = i});
     }
+}
+
+static void listTokens(const dkv_problem *p, edits *e) {
+    int64_t values[8];
     add(e, (dkv_edit){.kind = HALVE_ALL});
     for (int32_t i = 0; i < p->n_nodes; i++) {
         int n = smaller(p->nodes[i].len, 0, values);
@@ -98,19 +110,12 @@ static void listShape(const dkv_problem *p, edits *e) {
     }
 }
 
-static void listRest(const dkv_problem *p, edits *e) {
+static void listNumbers(const dkv_problem *p, edits *e) {
     int64_t values[8];
-    const int32_t ratio = p->hq / p->hkv;
-    const int32_t heads[][2] = {
-        {1, 1}, {2, 1}, {2, 2}, {ratio, 1}, {p->hkv, p->hkv}, {2 * p->hkv, p->hkv}, {2 * ratio, 2}};
-    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
-        if (heads[i][0] <= p->hq && heads[i][1] <= p->hkv && heads[i][0] + heads[i][1] < p->hq + p->hkv)
-            add(e, (dkv_edit){.kind = HEADS, .from = heads[i][0], .count = heads[i][1]});
     for (int kind = DIM_QK; kind <= DIM_V; kind++) {
         int n = smaller(kind == DIM_QK ? p->dqk : p->dv, 1, values);
         for (int k = 0; k < n; k++) add(e, (dkv_edit){.kind = kind, .value = values[k]});
     }
-    for (int i = 0; i < N_OPTIONS; i++) add(e, (dkv_edit){.kind = OPTION, .node = i});
     const int64_t numbers[] = {p->window, p->window_sinks, p->chunk, p->block};
     for (int i = 0; i < 4; i++) {
         int n = numbers[i] > 0 ? smaller(numbers[i], i != 1, values) : 0;
@@ -118,10 +123,14 @@ static void listRest(const dkv_problem *p, edits *e) {
     }
 }
 
+/* Tokens come late: a fault that shows in statistics needs some of them, but neither heads nor segments. */
 dkv_edit *dkv_listEdits(const dkv_problem *p, int *n) {
     edits e = {0};
-    listShape(p, &e);
-    listRest(p, &e);
+    listSegments(p, &e);
+    listHeads(p, &e);
+    for (int i = 0; i < N_OPTIONS; i++) add(&e, (dkv_edit){.kind = OPTION, .node = i});
+    listTokens(p, &e);
+    listNumbers(p, &e);
     if (e.failed) free(e.list);
     *n = e.n;
     return e.failed ? NULL : e.list;
