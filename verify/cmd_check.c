@@ -10,6 +10,7 @@
 #include "cli.h"
 #include "record.h"
 #include "select.h"
+#include "version.h"
 
 typedef struct show {
     const dkv_cli *cli;
@@ -219,6 +220,9 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
         free(items);
         return dkv_complain(&err);
     }
+    double minutes = dkv_countWork(&session) / 1e10 / dkv_hostCores() / 60;
+    if (minutes > 1 && !cli->quiet)
+        fprintf(stderr, "about %.3g minutes at 10 GFLOP/s a core for each of truth, bound and twin\n", minutes);
     dkv_catchSignals();
     dkv_runSession(&session);
     saySummary(&s, &session);

@@ -55,6 +55,17 @@ int dkv_precheckItems(const dkv_session *s, const bool *replicated, dkv_err *err
     return 0;
 }
 
+double dkv_countWork(const dkv_session *s) {
+    double flops = 0;
+    for (long i = 0; i < s->n_items; i++) {
+        dkv_problem p = {0};
+        if (dkv_parseProblem(s->items[i].line, NULL, &p, NULL) == 0)
+            flops += dkv_forwardFlops(&p) + (p.grad ? dkv_backwardFlops(&p) : 0);
+        dkv_freeProblem(&p);
+    }
+    return flops;
+}
+
 int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool *replicated, dkv_err *err) {
     for (int i = 0; i < n; i++) {
         dkv_worker w;

@@ -37,6 +37,8 @@ int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool
 /* Parses every line, and refuses before anything runs: inadmissible masks, unknown fills, missing recordings,
  * sizes beyond memory. */
 int dkv_precheckItems(const dkv_session *s, const bool *replicated, dkv_err *err);
+/* Useful FLOPs, forward and backward, of all cases. */
+double dkv_countWork(const dkv_session *s);
 /* Level of one test: the budget over all the tests that this run may make. */
 double dkv_testLevel(const dkv_session *s);
 void dkv_runSession(dkv_session *s);
