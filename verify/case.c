@@ -120,6 +120,21 @@ static bool concludeOutcome(dkv_case *c, dkv_outcome o) {
 
 /* ---- the oracle ---- */
 
+/* A sum with an unclaimed term claims nothing: as NaN while bounds are added, back where the truth is finite.
+ */
+static void markUnclaimed(const dkv_layout *l, const dkv_oracle *o, bool as_nan) {
+    int64_t n[DKV_N_OUTPUTS];
+    dkv_countOutputs(l, n);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        double *bound = dkv_outputAt(&o->bound, (dkv_tensor_id)id);
+        const double *truth = dkv_outputAt(&o->truth, (dkv_tensor_id)id);
+        for (int64_t i = 0; i < n[id]; i++) {
+            if (as_nan && bound[i] == DKV_UNCLAIMED) bound[i] = NAN;
+            if (!as_nan && isnan(bound[i]) && isfinite(truth[i])) bound[i] = DKV_UNCLAIMED;
+        }
+    }
+}
+
 /* The oracle of a replicated kernel is that of the replicated problem, packed: gradients of copies are each
  * rounded, so their bounds (and variances) add. The truth is the packed one: that is the equivalence. */
 static int packOracle(dkv_case *c, const dkv_ref_options *ref, dkv_err *err) {
@@ -127,9 +142,12 @@ static int packOracle(dkv_case *c, const dkv_ref_options *ref, dkv_err *err) {
     const dkv_outputs *from[3] = {&c->rep_oracle.bound, &c->rep_oracle.twin, &c->rep_oracle.sigma2};
     dkv_outputs *to[3] = {&c->oracle.bound, &c->oracle.twin, &c->oracle.sigma2};
     int rc = dkv_refBlocked(c->p, &c->packed, &c->in, ref, &c->oracle.truth, err);
+    markUnclaimed(s->l, &c->rep_oracle, true);
     for (int i = 0; i < 3 && !rc; i++)
         rc = dkv_packOutputs(&c->packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, from[i], to[i],
                              err);
+    markUnclaimed(s->l, &c->rep_oracle, false);
+    markUnclaimed(&c->packed, &c->oracle, false);
     memcpy(c->oracle.has_twin, c->rep_oracle.has_twin, sizeof c->oracle.has_twin);
     return rc;
 }

@@ -121,7 +121,7 @@ void dkv_checkCopies(dkv_case *c, dkv_finding *f) {
         for (int64_t i = s->q_own[t] ? width : 0; i < width; i++) {
             int64_t at = t * width + i;
             if (fabs(got->o[at] - truth->o[at]) <= bound->o[at] || bound->o[at] == DKV_UNCLAIMED ||
-                (isnan(truth->o[at]) && isnan(got->o[at])))
+                isnan(truth->o[at]))
                 continue;
             char where[160];
             dkv_nameElement(&c->packed, DKV_O, s->q_source[t] * width + i, where, sizeof where);

@@ -222,7 +222,8 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
     }
     double minutes = dkv_countWork(&session) / 1e10 / dkv_hostCores() / 60;
     if (minutes > 1 && !cli->quiet)
-        fprintf(stderr, "about %.3g minutes at 10 GFLOP/s a core for each of truth, bound and twin\n", minutes);
+        fprintf(stderr, "about %.3g minutes at 10 GFLOP/s a core for each of truth, bound and twin\n",
+                minutes);
     dkv_catchSignals();
     dkv_runSession(&session);
     saySummary(&s, &session);

@@ -16,7 +16,6 @@ static int replicate(dkv_side *s, const dkv_problem *p, const dkv_layout *packed
                      dkv_err *err) {
     int rc = dkv_makeReplicated(p, packed, &s->rep_layout, &s->q_source, &s->k_source, &s->q_own, err);
     if (!rc) rc = dkv_problemOfView(&s->rep_layout.view, &s->rep, err);
-    if (!rc) rc = dkv_allocInputs(&s->rep_layout, &s->rep_in, err);
     if (!rc)
         rc = dkv_replicateInputs(packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, in, &s->rep_in,
                                  err);

@@ -66,8 +66,7 @@ static void is_replaced_after_death(void **state) {
     (void)state;
     static const char *const specs[] = {"broken+how=crash", "broken+how=abort", "broken+how=exit",
                                         "broken+how=garbage", "broken+how=close"};
-    static const char *const words[] = {"in forward", "accumulator is empty", "exit(0)", "channel",
-                                        ""};
+    static const char *const words[] = {"in forward", "accumulator is empty", "exit(0)", "channel", ""};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         fixture f;
         setUp(&f, specs[i], 20);
