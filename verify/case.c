@@ -135,6 +135,39 @@ static void markUnclaimed(const dkv_layout *l, const dkv_oracle *o, bool as_nan)
     }
 }
 
+/* Variances of a sum over copies: those of different copies add; copies whose twins are equal (identical
+ * responses) round alike, so their deviations add first. */
+static void packVariance(const int64_t *source, int64_t rows, int64_t width, const double *twin,
+                         const double *from, int64_t packed_rows, double *to, double *last, double *run) {
+    for (int64_t i = 0; i < packed_rows * width; i++) {
+        to[i] = run[i] = 0;
+        last[i] = NAN;
+    }
+    for (int64_t t = 0; t < rows; t++)
+        for (int64_t c = 0; c < width; c++) {
+            int64_t at = source[t] * width + c, i = t * width + c;
+            double sigma = sqrt(from[i]), before = twin[i] == last[at] ? run[at] : 0;
+            last[at] = twin[i];
+            run[at] = before + sigma;
+            to[at] += run[at] * run[at] - before * before;
+        }
+}
+
+static int packVariances(dkv_case *c, dkv_err *err) {
+    const dkv_side *s = &c->kernel;
+    const dualkv_problem *v = &c->packed.view, *w = &s->l->view;
+    const dkv_outputs *twin = &c->rep_oracle.twin, *from = &c->rep_oracle.sigma2, *to = &c->oracle.sigma2;
+    int64_t k_width = (int64_t)v->hkv * v->dqk, v_width = (int64_t)v->hkv * v->dv;
+    size_t most = (size_t)(v->tk * (k_width > v_width ? k_width : v_width)) + 1;
+    if (!v->grad) return 0;
+    double *last = malloc(2 * most * sizeof *last);
+    if (!last) return dkv_fail(err, DKV_EHARNESS, "out of memory for variances");
+    packVariance(s->k_source, w->tk, k_width, twin->dk, from->dk, v->tk, to->dk, last, last + most);
+    packVariance(s->k_source, w->tk, v_width, twin->dv, from->dv, v->tk, to->dv, last, last + most);
+    free(last);
+    return 0;
+}
+
 /* The oracle of a replicated kernel is that of the replicated problem, packed: gradients of copies are each
  * rounded, so their bounds (and variances) add. The truth is the packed one: that is the equivalence. */
 static int packOracle(dkv_case *c, const dkv_ref_options *ref, dkv_err *err) {
@@ -146,6 +179,7 @@ static int packOracle(dkv_case *c, const dkv_ref_options *ref, dkv_err *err) {
     for (int i = 0; i < 3 && !rc; i++)
         rc = dkv_packOutputs(&c->packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, from[i], to[i],
                              err);
+    if (!rc) rc = packVariances(c, err);
     markUnclaimed(s->l, &c->rep_oracle, false);
     markUnclaimed(&c->packed, &c->oracle, false);
     memcpy(c->oracle.has_twin, c->rep_oracle.has_twin, sizeof c->oracle.has_twin);
