@@ -116,8 +116,9 @@ DKV_FORMULA double dkv_formulaLse(const dkv_units *u, double row_sum, double sum
                                   double lse) {
     const double m = fabs(max), ln = lse - max;
     double e = fmin(log1p(sum_h), top) + u->exp / (1 - u->exp) + row_sum;
-    e += u->log * fmax(1, 1.4427 * ln) +
-         (2 * u->u * (m + ln) + fmax(u->u, 0x1p-24) * fabs(lse)) * (1 + 4 * u->u);
+    /* the logarithm is that of the computed sum */
+    e += u->log * fmax(1, 1.4427 * (ln + e)) +
+         (2 * u->u * (m + ln + e) + fmax(u->u, 0x1p-24) * (fabs(lse) + e)) * (1 + 4 * u->u) * (1 + u->log);
     return e + 4 * u->w + 0x1p-149;
 }
 

@@ -171,8 +171,9 @@ static void row_bound(direct *d, int32_t node, int64_t r, int h) {
     const double in_tile = fmin(d->a->key_tile, n),
                  lambda = (in_tile + tiles + rises) * u / (1 - u) + rises * e / (1 - e) + n * 0x1p-53;
     double tl = fmin(log1p(hx), top) + e / (1 - e) + lambda;
-    tl += (d->a->log_error + 0x1p-50) * fmax(1, 1.4427 * (L - m)) +
-          (2 * u * (fabs(m) + L - m) + fmax(u, 0x1p-24) * fabs(L)) * (1 + 4 * u);
+    tl += (d->a->log_error + 0x1p-50) * fmax(1, 1.4427 * (L - m + tl)) +
+          (2 * u * (fabs(m) + L - m + tl) + fmax(u, 0x1p-24) * (fabs(L) + tl)) * (1 + 4 * u) *
+              (1 + d->a->log_error);
     d->b.lse[h * d->c->l.view.tq + t] = tl + 4 * w + 0x1p-149;
     tl = d->b.lse[h * d->c->l.view.tq + t];
 
