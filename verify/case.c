@@ -335,9 +335,9 @@ double dkv_estimateCase(const dkv_problem *p, bool replicated) {
     for (int kind = 0; kind <= (replicated ? 1 : 0); kind++) { /* packed, then the kernel's replicated copy */
         double q = kind ? rows : tq, k = kind ? rows : tk;
         double in = q * p->hq * (p->dqk + p->dv) + k * p->hkv * (p->dqk + p->dv), out = in + q * p->hq;
-        double copies = 4 + (kind || !replicated ? 2 : 1); /* truth, bound, twin, variance; two runs */
+        double copies = 4 + (kind || !replicated ? 3 : 1); /* truth, bound, twin, variance; three runs */
         total += in * elt + 8 * out * copies;
-        if (kind || !replicated) total += 3 * (in + out) * elt; /* arena, its shadow, what the kernel keeps */
+        if (kind || !replicated) total += 6 * (in + out) * elt; /* arena, its shadow, what the kernel keeps; twice */
     }
     return total + 64.0 * 1048576;
 }

@@ -22,6 +22,8 @@ void dkv_checkSequence(dkv_case *c, dkv_finding *f);
 /* check_identity.c: identities that need no oracle; their tolerance is the sum of the elements' bounds */
 void dkv_checkSumDv(dkv_case *c, dkv_finding *f);
 void dkv_checkEuler(dkv_case *c, dkv_finding *f);
+/* check_siblings.c: one more run, with the inputs of all other branches changed */
+void dkv_checkSiblings(dkv_case *c, dkv_finding *f);
 /* check_peer.c */
 void dkv_checkPeer(dkv_case *c, dkv_finding *f);
 

@@ -98,6 +98,34 @@ static void planted_faults_are_found(void **state) {
     assert_true(dkv_statusRow(runLine("emu+fault=F1", "shape=200+3x77 heads=4:2 dim=32", 60))->defect);
 }
 
+static dkv_finding *findingOf(const char *check) {
+    const dkv_check *c;
+    for (int i = 0; (c = dkv_listCheck(i)); i++)
+        if (strcmp(c->name, check) == 0) return &result->finding[i];
+    fail_msg("no check '%s'", check);
+    return NULL;
+}
+
+/* Without a word from the oracle on values: a response that sees its sibling's keys, one that is given its
+ * row's copy. */
+static void siblings_are_kept_apart(void **state) {
+    (void)state;
+    static const char *const some[] = {"shape=20+3x7/9+5 heads=4:2 dim=16 dlse=on",
+                                       "shape=20+3x7 dim=16 dtype=fp32",
+                                       "shape=30k+9@20,5 heads=2:1 dim=8 dtype=fp16 sinklogit=1"};
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
+        mustBe(DKV_ST_PASSED, "emu", some[i]);
+        assert_int_equal(findingOf("siblings")->state, DKV_CHECK_PASSED);
+        mustBe(DKV_ST_PASSED, "emu-replicated", some[i]);
+        assert_int_equal(findingOf("siblings")->state, DKV_CHECK_PASSED);
+        runLine("emu+fault=L1", some[i], 60);
+        assert_int_equal(findingOf("siblings")->state, DKV_CHECK_DEFECT);
+        assert_int_equal(findingOf("siblings")->status, DKV_ST_LEAKED);
+    }
+    mustBe(DKV_ST_PASSED, "emu", "shape=20 dim=16");
+    assert_int_equal(findingOf("siblings")->state, DKV_NOT_APPLICABLE);
+}
+
 /* The identities alone, on a truth and a kernel's outputs that are made here. */
 static void identities_need_no_oracle(void **state) {
     (void)state;
@@ -121,7 +149,8 @@ static void identities_need_no_oracle(void **state) {
             int64_t n[DKV_N_OUTPUTS];
             dkv_countOutputs(&c.packed, n); /* bounds: small */
             for (int id = 0; id < DKV_N_OUTPUTS; id++)
-                for (int64_t k = 0; k < n[id]; k++) dkv_outputAt(&c.oracle.bound, (dkv_tensor_id)id)[k] = 1e-9;
+                for (int64_t k = 0; k < n[id]; k++)
+                    dkv_outputAt(&c.oracle.bound, (dkv_tensor_id)id)[k] = 1e-9;
             if (broken == 1) c.got.dv[n[DKV_DV] - 1] += 1e-3;
             if (broken == 2) c.oracle.truth.dv[0] += 1e-3;
             if (broken == 3) c.got.dq[0] += 1e-3;
@@ -192,6 +221,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(strangers_are_judged_by_a_named_profile),
         cmocka_unit_test(planted_faults_are_found),
         cmocka_unit_test(identities_need_no_oracle),
+        cmocka_unit_test(siblings_are_kept_apart),
         cmocka_unit_test(memory_is_counted_before_it_is_taken),
         cmocka_unit_test(exits_follow_the_statuses),
     };
