@@ -337,7 +337,7 @@ double dkv_estimateCase(const dkv_problem *p, bool replicated) {
         double in = q * p->hq * (p->dqk + p->dv) + k * p->hkv * (p->dqk + p->dv), out = in + q * p->hq;
         double copies = 4 + (kind || !replicated ? 3 : 1); /* truth, bound, twin, variance; three runs */
         total += in * elt + 8 * out * copies;
-        if (kind || !replicated) total += 6 * (in + out) * elt; /* arena, its shadow, what the kernel keeps; twice */
+        if (kind || !replicated) total += 6 * (in + out) * elt; /* twice: arena, shadow, the kernel's own */
     }
     return total + 64.0 * 1048576;
 }

@@ -13,7 +13,7 @@ static const dkv_check table[] = {
     {"finite", "NaN or Inf only where the truth is", dkv_checkFinite},
     {"bound", "every element within what rounding allows", dkv_checkBound},
     {"copies", "replicated kernels: every copy of a shared row agrees with it", dkv_checkCopies},
-    {"siblings", "changing other branches changes nothing in this one (bits: reported only)", dkv_checkSiblings},
+    {"siblings", "changing other branches changes nothing in one (bits: only reported)", dkv_checkSiblings},
     {"sum-dv", "sum of dV over keys = sum of dO over rows (less the sink's share)", dkv_checkSumDv},
     {"euler", "sum of q.dq = sum of k.dk", dkv_checkEuler},
     {"sequence", "run=aba: other cases between two runs change nothing, and pass", dkv_checkSequence},

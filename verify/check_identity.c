@@ -28,8 +28,8 @@ static bool broken(const sum *a, const sum *b) {
     return !(fabs(a->value - b->value) <= allowed);
 }
 
-/* Share of a row's weight that keys have: 1, or what the sink leaves; 0 where the row sees nothing. *error: what the
- * fp64 rounding of LSE makes of it (a sum of so many terms, and a difference that may cancel). */
+/* Share of a row's weight that keys have: 1, or what the sink leaves; 0 where the row sees nothing. *error: what
+ * the fp64 rounding of LSE makes of it (a sum of so many terms, and a difference that may cancel). */
 static double keyShare(const dkv_case *c, int64_t t, int32_t h, double *error) {
     double lse = c->oracle.truth.lse[h * c->packed.view.tq + t];
     *error = 0;

@@ -158,7 +158,8 @@ int dkv_checkRecordPath(const char *path, dkv_err *err) {
 
 int dkv_writeRecord(dkv_record_file *file, const char *json, dkv_err *err) {
     if (!file->path) return 0;
-    if (!file->f) file->f = strcmp(file->path, "-") == 0 ? stdout : fopen(file->path, file->append ? "a" : "w");
+    const char *mode = file->append ? "ae" : "we"; /* e: workers do not inherit it */
+    if (!file->f) file->f = strcmp(file->path, "-") == 0 ? stdout : fopen(file->path, mode);
     if (!file->f) return dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", file->path, strerror(errno));
     if (fprintf(file->f, "%s\n", json) < 0 || fflush(file->f) != 0)
         return dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", file->path, strerror(errno));

@@ -170,6 +170,17 @@ static void records_replay_and_report(void **state) {
     assert_int_equal(countLines(output), 1);
 }
 
+/* A kernel that writes into whatever it finds open must not reach the records. */
+static void records_are_out_of_reach(void **state) {
+    (void)state;
+    static char records[1 << 16];
+    mustExit(1, "check shape=5+2x3 shape=4 shape=3 shape=2 --kernel broken+how=garbage --jobs 1 "
+                "--json $D/g.jsonl 3</dev/null 4</dev/null");
+    readAll("g.jsonl", records, sizeof records);
+    assert_int_equal(countLines(records), 4);
+    assert_null(strstr(records, "not a message"));
+}
+
 /* After SIGINT the finished records are there, the summary is printed, and the exit is 130. */
 static void an_interrupt_keeps_the_records(void **state) {
     (void)state;
@@ -244,6 +255,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(user_errors_are_one_line),       cmocka_unit_test(statuses_give_exits),
         cmocka_unit_test(an_empty_selection_is_no_pass),  cmocka_unit_test(records_replay_and_report),
+        cmocka_unit_test(records_are_out_of_reach),
         cmocka_unit_test(an_interrupt_keeps_the_records), cmocka_unit_test(everything_can_be_listed),
         cmocka_unit_test(bench_writes_its_keys),
     };
