@@ -58,24 +58,26 @@ typedef struct pairRow { /* of one row: [n] each */
 } pairRow;
 
 /* p holds exp(s - LSE): becomes round(P), and ds round(P (dP - delta)); variances of what the roundings leave: w_p of P
- * over unit2, w_ds of dS over unit2 * unit^2, w_row the same without delta's part. Masked pairs are 0 by name. */
+ * over unit2 p_unit^2, w_ds of dS over unit2 unit^2, w_row the same without delta's part. Masked pairs are 0 by name. */
 DKV_CLONES
 static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double lse, double delta, double delta_var,
-                          double unit) {
+                          double p_unit, double unit) {
     dkv_rounder f_p = t->round_p, f_ds = t->round_ds;
     dkv_spacing u_p = t->ulp_p, u_ds = t->ulp_ds;
     bool p_rounded = t->p_rounded, ds_rounded = t->ds_rounded, capped = r->cap != NULL;
-    double unit2 = t->z.unit2, exp2 = t->z.exp2, over = 1 / unit2, over_ds = 1 / (unit2 * unit * unit);
+    double unit2 = t->z.unit2, exp2 = t->z.exp2, over = 1 / (unit2 * p_unit * p_unit);
+    double over_ds = 1 / (unit2 * unit * unit), least2 = t->z.least2, flush = t->z.flush;
     double prod = t->z.prod_p2, per_cap = capped ? 2 / (double)t->p->softcap : 0, last = capped ? unit2 : 0;
     const double *vs = t->vs, *vd = t->vd;
     for (int64_t j = 0; j < n; j++) {
         bool sees = r->s[j] > -DBL_MAX;
-        double x = sees ? r->s[j] - lse : 0, p = sees ? r->p[j] : 0, dev = sees ? r->dp[j] - delta : 0;
+        double x = sees ? r->s[j] - lse : 0, p = sees ? r->p[j] : 0, last_p = p < flush ? p * p : least2, dev = sees ? r->dp[j] - delta : 0;
         double c = capped ? r->cap[j] : 0, keep = 1 - c * c, slope = keep - c * per_cap; /* d log dS / d score, times keep */
-        double rel = unit2 * x * x + exp2, vp = p * p * (vs[j] + rel), raw = p * dev, ds = raw * keep, row, e2, part;
+        double rel = unit2 * x * x + exp2, vp = p * p * (vs[j] + rel) + last_p, raw = p * dev, ds = raw * keep, row, e2, part;
         row = p * p * keep * keep * delta_var;
         e2 = raw * raw * (slope * slope * vs[j] + keep * keep * (rel + unit2) + last * (c * c * c * c + 2 * keep * keep));
-        e2 += keep * keep * p * p * (vd[j] + unit2 * dev * dev) + row;
+        e2 += keep * keep * (p * p * (vd[j] + unit2 * dev * dev) + last_p * dev * dev) + row;
+        e2 += fabs(ds) < flush ? ds * ds : least2;
         double y = ds_rounded ? dkv_roundBy(f_ds, ds) : ds, q = p_rounded ? dkv_roundBy(f_p, p) : p;
         part = ds_rounded ? dkv_flip(ds, y, e2, dkv_spacingAt(u_ds, fabs(ds))) : e2 + prod * ds * ds;
         vp = p_rounded ? dkv_flip(p, q, vp, dkv_spacingAt(u_p, p)) : vp + prod * p * p;
@@ -140,7 +142,7 @@ static void addKeySum(dkv_twin *t, const dkv_keySum *sum, int64_t part, double a
     for (int64_t j = 0; j < n; j++)
         for (int64_t c = 0; c < d; c++)
             v[j * sum->ld + c] += t->prod[j * d + c] * unit +
-                                  alike * dkv_twinChain(&t->z, t->before[j * d + c], x[j * sum->ld + c], t->col_n[j] / (double)t->parts,
+                                  alike * dkv_twinChain(&t->z, t->z.fold_dkv, t->before[j * d + c], x[j * sum->ld + c], t->col_n[j] / (double)t->parts,
                                                 alpha * alpha * col2[j] * mean2[c] / (double)t->parts);
 }
 
@@ -155,11 +157,11 @@ static void loseKeySum(dkv_twin *t, const dkv_keySum *sum, double alpha, const d
                 (int)d);
     for (int64_t j = 0; j < n; j++)
         for (int64_t c = 0; c < d; c++)
-            x[j * sum->ld + c] -= dkv_twinLoss(&t->z, t->before[j * d + c], x[j * sum->ld + c],
+            x[j * sum->ld + c] -= dkv_twinLoss(&t->z, t->z.fold_dkv, t->before[j * d + c], x[j * sum->ld + c],
                                                t->col_n[j] / (double)t->parts, t->prod[j * d + c]);
 }
 
-static void addKeySums(dkv_twin *t, double unit) {
+static void addKeySums(dkv_twin *t, double p_unit, double unit) {
     int64_t m = t->b.m, n = t->t.n, g = t->h.g, dqk = t->p->dqk, dv = t->p->dv;
     const dualkv_segment *seg = &t->l->view.segments[t->b.node];
     const float *equal = (t->t.k_row >= seg->k_start ? t->equal_own : t->equal_any) + t->b.q_row * g;
@@ -171,7 +173,7 @@ static void addKeySums(dkv_twin *t, double unit) {
             t->w2[j] *= equal[i];
         }
     for (int64_t e = 0; e < t->parts; e++) {
-        addKeySum(t, &t->dv[e], e, 1, t->s, t->b.d_o, dv, t->w, t->do2, u2 * t->do_unit * t->do_unit, t->col_p2,
+        addKeySum(t, &t->dv[e], e, 1, t->s, t->b.d_o, dv, t->w, t->do2, u2 * p_unit * p_unit * t->do_unit * t->do_unit, t->col_p2,
                   t->do_mean2, alike);
         if (t->z.gain > 0) loseKeySum(t, &t->dv[e], 1, t->parts > 1 ? t->wide : t->s, t->b.d_o, dv);
         addKeySum(t, &t->dk[e], e, scale, t->dp, t->b.q, dqk, t->w2, t->q2, ds_unit, t->col_ds2, t->q_mean2, alike);
@@ -203,9 +205,9 @@ static void addQueries(dkv_twin *t, double unit) {
     for (int64_t i = 0; i < m; i++)
         for (int64_t c = 0; c < d; c++) {
             int64_t e = i * d + c;
-            t->chain[e] += alike * dkv_twinChain(&t->z, t->before[e], t->acc[e], t->terms[i],
+            t->chain[e] += alike * dkv_twinChain(&t->z, t->z.fold_dq, t->before[e], t->acc[e], t->terms[i],
                                          scale * scale * t->row_ds2[i] * t->k_mean2[c]);
-            if (t->z.gain > 0) t->loss[e] += dkv_twinLoss(&t->z, t->before[e], t->acc[e], t->terms[i], t->prod[e]);
+            if (t->z.gain > 0) t->loss[e] += dkv_twinLoss(&t->z, t->z.fold_dq, t->before[e], t->acc[e], t->terms[i], t->prod[e]);
         }
 }
 
@@ -217,11 +219,21 @@ static double powerAbove(double x) {
     return ldexp(1, e < -500 ? -500 : e > 500 ? 500 : e);
 }
 
+/* A power of two near the tile's largest P, so that variances in float keep their range: P may be e^-100 everywhere. */
+static double largestP(const dkv_twin *t) {
+    double top = -INFINITY;
+    for (int64_t i = 0; i < t->b.m; i++) {
+        double x = dkv_maxOf(t->s + i * t->t.n, t->t.n) - (t->lse[i] == -INFINITY ? 0 : t->lse[i]);
+        top = x > top ? x : top;
+    }
+    return top > -700 && top < 300 ? powerAbove(exp(top)) : 1;
+}
+
 static void backwardTile(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n;
     double top = t->do_unit * t->v_unit;
     for (int64_t i = 0; i < m; i++) top = fabs(t->delta[i]) > top && isfinite(t->delta[i]) ? fabs(t->delta[i]) : top;
-    double unit = powerAbove(top);
+    double p_unit = largestP(t), unit = powerAbove(top) * p_unit;
     dkv_tileDp(&t->h, &t->b, &t->t, t->dp);
     dkv_chainSquares(&t->z, t->o1, t->v1, m, n, t->p->dv, t->tmp, t->dot_dp, t->sq_dp);
     memset(t->col, 0, sizeof *t->col * (size_t)n);
@@ -235,12 +247,12 @@ static void backwardTile(dkv_twin *t) {
         pairRow r = {s, t->dp + i * n, t->p->softcap > 0 ? t->cap + i * n : NULL, t->wide + i * n, t->dp + i * n,
                      t->w + i * n, t->w2 + i * n, t->sq + i * n};
         dkv_vexpShift(s, lse, r.p, (size_t)n);
-        pairVariances(t, n, &r, lse, t->delta[i], t->delta_var[i], unit);
+        pairVariances(t, n, &r, lse, t->delta[i], t->delta_var[i], p_unit, unit);
         memcpy(s, r.p, sizeof *s * (size_t)n);
         t->terms[i] = countTerms(t, i, n, s, r.ds);
     }
     addQueries(t, unit);
-    addKeySums(t, unit);
+    addKeySums(t, p_unit, unit);
 }
 
 static void finishQueries(dkv_twin *t) {

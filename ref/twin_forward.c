@@ -137,6 +137,7 @@ static void fadeRow(dkv_twin *t, int64_t i, double by, double shift) {
     double *a1 = t->a1 + i * d, *a2 = t->a2 + i * d, *loss = t->loss + i * d;
     t->sum[i] *= by;
     t->lost[i] *= by;
+    if (by > 0) rel += dkv_twinLeast(&t->z, by) / by2;
     old = t->sum[i];
     t->score_var[i] = t->score_var[i] * by2 + rel * old * old;
     t->sum_var[i] = t->sum_var[i] * by2 + t->z.unit2 * t->sum[i] * t->sum[i];
@@ -145,7 +146,7 @@ static void fadeRow(dkv_twin *t, int64_t i, double by, double shift) {
         loss[c] *= by;
         a1[c] = a1[c] * by2 + rel * old * acc[c];
         a2[c] = a2[c] * by2 + rel * acc[c] * acc[c];
-        chain[c] = chain[c] * by2 + t->z.unit2 * acc[c] * acc[c];
+        chain[c] = chain[c] * by2 + t->z.unit2 * acc[c] * acc[c] + dkv_twinLeast(&t->z, acc[c]);
     }
 }
 
@@ -213,8 +214,8 @@ static void forwardTile(dkv_twin *t) {
         t->terms[i] += n;
         for (int64_t c = 0; c < d; c++) {
             int64_t e = i * d + c;
-            t->chain[e] += alike * dkv_twinChain(&t->z, before[e], t->acc[e], n, p2 * t->v_mean2[c]);
-            if (t->z.gain > 0) t->loss[e] += dkv_twinLoss(&t->z, before[e], t->acc[e], n, t->prod[e]);
+            t->chain[e] += alike * dkv_twinChain(&t->z, t->z.fold, before[e], t->acc[e], n, p2 * t->v_mean2[c]);
+            if (t->z.gain > 0) t->loss[e] += dkv_twinLoss(&t->z, t->z.fold, before[e], t->acc[e], n, t->prod[e]);
         }
     }
 }

@@ -69,6 +69,9 @@ void dkv_twinScoreRow(dkv_twin *t, int64_t i);
 /* Squares of x [n, d] over *unit^2, a power of two near the largest magnitude; times weight[row] where not NULL. */
 void dkv_twinSquares(const double *x, int64_t n, int64_t d, const float *weight, float *out, double *unit);
 
+/* Absolute variance of a result x of the vector arithmetic, subnormal or flushed. */
+static inline double dkv_twinLeast(const dkv_noise *z, double x) { return fabs(x) < z->flush ? x * x : z->least2; }
+
 /* Mean square of round(x + e) - x, e of variance e2 and h the format's spacing: e2 + h^2/12 over all x. As long as e is
  * small beside h, up to h/4, the rounding of this x is foreseen. */
 static inline double dkv_twinStored(double x, double e2, double h, int32_t format) {
@@ -92,7 +95,7 @@ void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out);
 
 /* A sum of products over `count` more terms went from `before` to `after`; `squares` = sum of terms squared, about.
  * Variance of its roundings: the partial sums squared of a random walk between both ends. */
-static inline double dkv_twinChain(const dkv_noise *z, double before, double after, double count, double squares) {
+static inline double dkv_twinChain(const dkv_noise *z, double fold, double before, double after, double count, double squares) {
     if (count < 1) return 0;
     double d = after - before, random = squares - d * d / count;
     double near = count * before * before + before * d * (count + 1) + d * d * (count + 1) * (2 * count + 1) / (6 * count);
@@ -101,18 +104,19 @@ static inline double dkv_twinChain(const dkv_noise *z, double before, double aft
         double first = count == 1 || near < squares ? near / count : squares / count;
         near -= first;
     }
-    if (!(z->fold > 0)) return z->step2 * near;
-    double within = z->fold < count ? z->fold : count;
-    return z->unit2 * near / z->fold + z->step2 * (d * d * within / count + squares) * within / 2;
+    double least = z->prod_p2 > 0 ? count * z->least2 : 0;
+    if (!(fold > 0)) return z->step2 * near + least;
+    double within = fold < count ? fold : count;
+    return z->unit2 * near / fold + z->step2 * (d * d * within / count + squares) * within / 2 + least;
 }
 /* Its expected loss, signed as the sum; `size` = sum of |terms|. A sum of random signs loses what the accumulator's own
  * cut takes, DKV_TWIN_CUT of the whole; a sum of one sign all of it. */
 #define DKV_TWIN_CUT 0.16
-static inline double dkv_twinLoss(const dkv_noise *z, double before, double after, double count, double size) {
+static inline double dkv_twinLoss(const dkv_noise *z, double fold, double before, double after, double count, double size) {
     double d = after - before, along = (before * (count - 1) + after * (count + 1)) / 2;
     double same = size > 0 ? fabs(d) / size : 0;
     if (count < 1) return 0;
-    if (z->fold > 0) along = d * (z->fold < count ? z->fold : count) / 2;
+    if (fold > 0) along = d * (fold < count ? fold : count) / 2;
     return z->gain * along * (DKV_TWIN_CUT + (1 - DKV_TWIN_CUT) * (same < 1 ? same : 1));
 }
 

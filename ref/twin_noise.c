@@ -17,10 +17,14 @@ void dkv_makeNoise(const dkv_problem *p, const dualkv_arithmetic *a, dkv_noise *
     z->exp2 = DKV_ROUND_VAR * a->exp_error * a->exp_error;
     z->log2 = DKV_ROUND_VAR * a->log_error * a->log_error;
     z->tanh2 = DKV_ROUND_VAR * a->tanh_error * a->tanh_error;
+    z->least2 = a->unit > 0x1p-30 ? 0x1p-298 / 12 : 0;
+    z->flush = a->unit > 0x1p-30 && a->flushes ? 0x1p-126 : 0;
     z->stuck = a->unit;
     z->truncates = a->acc_truncates != 0;
     z->gain = z->truncates ? 2 * a->acc_gain / step : 0;
-    z->fold = a->acc_fold > 0 ? (double)a->acc_fold * step : 0;
+    z->fold = (double)a->acc_fold * step;
+    z->fold_dq = a->acc_fold_dq > 0 ? (double)a->acc_fold_dq * step : z->fold;
+    z->fold_dkv = a->acc_fold_dkv > 0 ? (double)a->acc_fold_dkv * step : z->fold;
 }
 
 dkv_spacing dkv_makeSpacing(int32_t format) {

@@ -21,9 +21,12 @@ typedef struct dkv_noise {
     double prod2;   /* relative variance of a rounded product (0: products are exact) */
     double prod_p2; /* the same for products with P or dS */
     double exp2, log2, tanh2; /* relative variances */
+    double least2;  /* variance of rounding a result in fp32's subnormal range */
+    double flush;   /* results below are flushed to 0; 0: none */
     double stuck;   /* a term below stuck * T leaves the sum T as it is */
     double gain;    /* expected loss a product, relative to T_t, of a sum of one sign; 0 to nearest */
-    double fold;    /* products after which a chain is folded into a sum to nearest; 0: never */
+    double fold, fold_dq, fold_dkv; /* products after which a chain (of O; of dQ; of dK, dV) is folded into a sum
+                                     * rounded to nearest; 0: never */
     int step;       /* products a step */
     bool truncates;
 } dkv_noise;

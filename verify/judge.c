@@ -16,11 +16,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../data/fill.h"
 #include "../ref/dtype.h"
 
 #define SIGMA 1.25
 #define MEAN 0.35
-#define GAIN (1.0 / 64) /* of the output's unit roundoff */
+#define GAIN (1.0 / 16) /* of the output's unit roundoff */
+#define UNDEFINED 2     /* region of what may be NaN: see markUndefined */
 #define PARTS 3         /* the tensor, its prompts, its responses */
 #define TESTS (3 * PARTS)
 #define CLIP_MIN 9.0
@@ -31,18 +33,18 @@
 /* Geometry of one tensor: rows x heads vectors of d elements; LSE lies [head, row]. */
 typedef struct shape {
     int64_t rows, heads, d;
-    bool keys, by_head; /* rows are keys; LSE-like */
+    bool keys, by_head, sums; /* rows are keys; LSE-like; dSink: no rows */
 } shape;
 
 static shape shapeOf(const dkv_problem *p, const dkv_layout *l, dkv_tensor_id id) {
     int64_t tq = l->view.tq, tk = l->view.tk;
     switch (id) {
-    case DKV_O: return (shape){tq, p->hq, p->dv, false, false};
-    case DKV_LSE: return (shape){tq, p->hq, 1, false, true};
-    case DKV_DQ: return (shape){tq, p->hq, p->dqk, false, false};
-    case DKV_DK: return (shape){tk, p->hkv, p->dqk, true, false};
-    case DKV_DV: return (shape){tk, p->hkv, p->dv, true, false};
-    default: return (shape){1, p->hq, 1, false, false};
+    case DKV_O: return (shape){tq, p->hq, p->dv, .keys = false};
+    case DKV_LSE: return (shape){tq, p->hq, 1, .by_head = true};
+    case DKV_DQ: return (shape){tq, p->hq, p->dqk, .keys = false};
+    case DKV_DK: return (shape){tk, p->hkv, p->dqk, .keys = true};
+    case DKV_DV: return (shape){tk, p->hkv, p->dv, .keys = true};
+    default: return (shape){1, p->hq, 1, .sums = true};
     }
 }
 
@@ -67,7 +69,7 @@ static double ratioOf(double got, double truth, double bound, bool lse, int32_t 
 static void findPlace(const dkv_layout *l, const dualkv_arithmetic *a, const shape *s, int64_t row, dkv_where *w) {
     const dualkv_problem *v = &l->view;
     int32_t lo = 0, hi = v->n_segments;
-    if (s->rows == 1 && !s->keys && s->d == 1 && v->tq != 1) { /* dSink: no row */
+    if (s->sums) {
         w->group = w->segment = w->row = w->tile_edge = -1;
         return;
     }
@@ -96,7 +98,7 @@ static void judgeBound(const dkv_layout *l, const dualkv_arithmetic *a, const dk
     int32_t format = id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : a->out_format;
     int64_t worst_row = -1;
     for (int64_t row = 0; row < s->rows; row++)
-        for (int64_t h = 0; h < s->heads; h++)
+        for (int64_t h = 0; h < s->heads && region[row] != UNDEFINED; h++)
             for (int64_t at = vectorAt(s, row, h), c = 0; c < s->d; c++, at++) {
                 double r = ratioOf(got[at], truth[at], bound[at], id == DKV_LSE, format);
                 dkv_part *part = &j->region[region[row]];
@@ -149,7 +151,7 @@ static int64_t gatherRows(const shape *s, const uint8_t *region, const double *t
                           row_stat *rows) {
     int64_t n = 0;
     for (int64_t row = 0; row < s->rows; row++)
-        for (int64_t h = 0; h < s->heads; h++) {
+        for (int64_t h = 0; h < s->heads && region[row] != UNDEFINED; h++) {
             int64_t at = vectorAt(s, row, h), use = 0;
             for (int64_t c = 0; c < s->d; c++) use += isfinite(twin[at + c]) && isfinite(sigma2[at + c]);
             if (use) rows[n++] = (row_stat){.hash = hashVector(twin + at, s->d), .at = at, .region = region[row]};
@@ -215,7 +217,7 @@ static double clipFor(double dof) {
 /* Statistics and limits of one part from its measured rows (used: those that tell anything). */
 static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int region, double dof_max, double clip,
                       double gain_clean, double level, dkv_part *out) {
-    double count = 0, square = 0, square2 = 0, mean = 0, mean2 = 0, slope = 0, weight = 0, error = 0, squares = 0, most = 1;
+    double count = 0, square = 0, square2 = 0, mean = 0, mean2 = 0, slope = 0, weight = 0, error = 0, lean = 0, squares = 0, most = 1;
     for (int64_t i = 0; i < n; i++) {
         if (!used[i] || (region >= 0 && rows[i].region != region)) continue;
         count++;
@@ -241,8 +243,9 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
     out->gain = weight > 0 ? slope / weight : 0;
     for (int64_t i = 0; i < n; i++) {
         if (!used[i] || (region >= 0 && rows[i].region != region)) continue;
-        double e = rows[i].slope - out->gain * rows[i].weight;
-        error += e * e * rows[i].equal;
+        double e = rows[i].slope - out->gain * rows[i].weight, own = rows[i].weight * rows[i].equal / weight;
+        error += e * e * rows[i].equal / ((1 - own) * (1 - own)); /* a row that the slope leans on fits itself */
+        lean += rows[i].weight * rows[i].weight * rows[i].equal;
     }
     v = square2 / count - square * square;
     v = v > 2 ? v : 2;
@@ -251,7 +254,9 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
     v = v > SIGMA * SIGMA ? v : SIGMA * SIGMA;
     out->mean_limit = MEAN + sqrt(2 * v * bits / eff) + top * bits / (3 * few);
     /* A self-normalised sum of fewer rows than this cannot reach its own limit. */
-    if (eff > 2 * bits && weight > 0) out->gain_limit = gain_clean + sqrt(2 * bits * error) / weight * eff / (eff - 2 * bits);
+    eff = lean > 0 && weight * weight / lean < eff ? weight * weight / lean : eff;
+    if (eff > 2 * bits && weight > 0)
+        out->gain_limit = gain_clean + sqrt(2 * bits * error) / weight * eff / (eff - 2 * bits);
 }
 
 static int compareDoubles(const void *x, const void *y) {
@@ -309,6 +314,18 @@ done:
     return code;
 }
 
+/* Fills that plant NaN or infinity in one segment: its own rows are what they are, and gradients of its and its
+ * ancestors' keys rightly receive it, those of keys masked from all its rows included (0 times NaN). */
+static void markUndefined(const dkv_problem *p, const dkv_layout *l, const shape *s, uint8_t *region) {
+    bool plants = !s->sums && (!strcmp(p->fill, "nanresp") || !strcmp(p->fill, "infresp"));
+    int32_t at = plants ? dkv_victimNode(p) : -1;
+    for (; at >= 0; at = s->keys ? p->nodes[at].parent : -1) {
+        const dualkv_segment *seg = &l->view.segments[at];
+        if (s->keys) memset(region + seg->k_start, UNDEFINED, (size_t)seg->k_len);
+        else memset(region + seg->q_start, UNDEFINED, (size_t)seg->q_len);
+    }
+}
+
 int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arithmetic *a, const dkv_oracle *o,
                     dkv_tensor_id id, const double *got, double level, dkv_judgement *out, dkv_err *err) {
     int64_t n[DKV_N_OUTPUTS];
@@ -328,6 +345,7 @@ int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arit
         const dualkv_segment *seg = &l->view.segments[e];
         memset(region + (s.keys ? seg->k_start : seg->q_start), seg->depth > 0, (size_t)(s.keys ? seg->k_len : seg->q_len));
     }
+    markUndefined(p, l, &s, region);
     judgeBound(l, a, o, id, &s, region, got, out);
     if (o->has_twin[id]) code = judgeTwin(l, a, o, id, &s, region, got, level, out, err);
     free(region);
