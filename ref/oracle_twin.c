@@ -33,8 +33,17 @@ void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out) {
         for (int64_t c = 0; c < d; c++) out[c] += fabs(x[i * d + c]) <= DBL_MAX ? x[i * d + c] * x[i * d + c] / (double)n : 0;
 }
 
+void dkv_twinRewind(dkv_twin *t) {
+    t->t = (dkv_tile){.range = -1};
+    t->at_step = t->n_steps;
+}
+
 bool dkv_twinTile(dkv_twin *t) {
     const dkv_problem *p = t->p;
+    if (t->a->key_order) {
+        if (t->at_step == 0) return false;
+        t->t = t->steps[--t->at_step];
+    }
     if (!dkv_nextTile(&t->h, &t->b, &t->t)) return false;
     int64_t n = t->t.n;
     const float *equal = t->equal_kv + t->t.k_row;
@@ -103,7 +112,12 @@ static void loadBlock(dkv_twin *t) {
         if (t->b.d_o) dkv_roundArray(t->b.d_o, (size_t)(t->b.m * p->dv), t->a->in_format);
     }
     dkv_unitRows(t->b.q, t->b.m, p->dqk, t->q1, t->q_norm);
-    t->t = (dkv_tile){.range = -1};
+    dkv_tile at = {.range = -1};
+    for (t->n_steps = 0; t->a->key_order; t->n_steps++) {
+        t->steps[t->n_steps] = at;
+        if (!dkv_nextTile(&t->h, &t->b, &at)) break;
+    }
+    dkv_twinRewind(t);
 }
 
 /* Runs sampled chains: rows and keys evenly spread over the problem, whatever the mask. */
@@ -131,6 +145,7 @@ static int fitChains(dkv_twin *t, dkv_err *err) {
             dkv_roundArray(a, (size_t)(keys * d), t->a->in_format);
             dkv_roundArray(b, (size_t)(keys * d), t->a->in_format);
             dkv_sampleFit(&t->z, a, b, keys, d, pass ? &t->fit_dp : &t->fit_s);
+            dkv_sampleFit(&t->z, b, b, keys, d, pass ? &t->fit_dp : &t->fit_s); /* parallel: needles, dO along V */
         }
     dkv_endFit(&t->fit_s);
     dkv_endFit(&t->fit_dp);
@@ -242,7 +257,7 @@ static int runHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
     while (dkv_stepBlock(&t->h, &t->b)) {
         loadBlock(t);
         dkv_twinForward(t);
-        t->t = (dkv_tile){.range = -1};
+        dkv_twinRewind(t);
         if (t->in->d_o) dkv_twinBackward(t);
     }
     finishHead(t);
@@ -275,17 +290,17 @@ static void declare(dkv_twin *t) {
     t->s_rounded = dkv_unitRoundoff(a->s_format) > a->unit;
     t->scale_exact = frexp(t->p->scale, &e) == 0.5;
     t->parts = dkv_unitRoundoff(a->partial_format) > a->unit ? t->p->hq / t->p->hkv : 1;
-    t->table = t->p_rounded && !a->p_normalised && a->key_tile > 0 && (a->key_order || DKV_TILE_KEYS % a->key_tile);
+    t->table = t->p_rounded && !a->p_normalised && a->key_tile > 0 && DKV_TILE_KEYS % a->key_tile;
 }
 
-/* Most key tiles that a row's ranges are cut into. */
-static int64_t mostTiles(const dkv_twin *t) {
+/* Most tiles of `size` keys that a row's ranges are cut into. */
+static int64_t mostTiles(const dkv_twin *t, int64_t size) {
     const dualkv_problem *v = &t->l->view;
     int64_t most = 0;
     for (int32_t s = 0; s < v->n_segments; s++) {
         int64_t n = 0;
         for (int32_t r = 0; r < v->segments[s].range_count; r++)
-            n += (t->l->ranges[v->segments[s].range_begin + r].len + t->a->key_tile - 1) / t->a->key_tile;
+            n += (t->l->ranges[v->segments[s].range_begin + r].len + size - 1) / size;
         most = n > most ? n : most;
     }
     return most;
@@ -323,7 +338,7 @@ static int openTwin(dkv_twin *t, void **owned, int *count, dkv_err *err) {
     if (code) return code;
     declare(t);
     int64_t m = t->h.max_m, n = DKV_TILE_KEYS, d = p->dqk > p->dv ? p->dqk : p->dv, most = m > n ? m : n;
-    int64_t tq = t->l->view.tq, tk = t->l->view.tk, tiles = t->table ? mostTiles(t) : 0;
+    int64_t tq = t->l->view.tq, tk = t->l->view.tk, tiles = t->table ? mostTiles(t, t->a->key_tile) : 0;
     if (tiles && tiles > TABLE_MAX / m) t->table = false, t->out->has_twin[DKV_O] = false, tiles = 0;
     const buffer all[] = {
         FLOATS(equal_k, tk), FLOATS(equal_kv, tk), FLOATS(equal_any, tq * t->h.g), FLOATS(equal_own, tq * t->h.g), FLOATS(q1, m * d),
@@ -338,6 +353,7 @@ static int openTwin(dkv_twin *t, void **owned, int *count, dkv_err *err) {
         FLOATS(w2, m * n), DOUBLES(wide, m * n), DOUBLES(col, n), DOUBLES(col_n, n),
         DOUBLES(row_p2, m), DOUBLES(row_ds2, m), DOUBLES(col_p2, n), DOUBLES(col_ds2, n), DOUBLES(k_mean2, d),
         DOUBLES(v_mean2, d), DOUBLES(q_mean2, d), DOUBLES(do_mean2, d),
+        {&t->steps, t->a->key_order ? mostTiles(t, n) + 1 : 0, sizeof(dkv_tile)},
         {&t->dk, t->parts, sizeof(dkv_keySum)}, {&t->dv, t->parts, sizeof(dkv_keySum)}};
     const buffer sink[] = {DOUBLES(sink_sum, t->h.g), DOUBLES(sink_var, t->h.g)};
     code = allocate(t, all, sizeof all / sizeof *all, owned, count, err);

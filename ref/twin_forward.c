@@ -50,7 +50,7 @@ static void fillMaxima(dkv_twin *t) {
         }
         t->max[i] = top;
     }
-    t->t = (dkv_tile){.range = -1};
+    dkv_twinRewind(t);
 }
 
 /* The reference that each key tile's P is taken against, and the row's own after the tile. Returns what sums so far are
@@ -68,7 +68,8 @@ static double setMaxima(dkv_twin *t, int64_t i, int64_t k, const int64_t *cuts, 
         for (int64_t e = 0; e < k; e++) ref[e] = t->tile_max[i * n + base + e];
         return 1;
     }
-    for (int64_t e = 0; e < k; e++) {
+    for (int64_t n = 0; n < k; n++) {
+        int64_t e = t->a->key_order ? k - 1 - n : n;
         double x = dkv_maxOf(t->s + i * t->t.n + cuts[e], cuts[e + 1] - cuts[e]);
         ref[e] = top = x > top ? x : top;
     }
@@ -137,7 +138,7 @@ static void fadeRow(dkv_twin *t, int64_t i, double by, double shift) {
     double *a1 = t->a1 + i * d, *a2 = t->a2 + i * d, *loss = t->loss + i * d;
     t->sum[i] *= by;
     t->lost[i] *= by;
-    if (by > 0) rel += dkv_twinLeast(&t->z, by) / by2;
+    if (by > 0x1p-300) rel += dkv_twinLeast(&t->z, by) / by2;
     old = t->sum[i];
     t->score_var[i] = t->score_var[i] * by2 + rel * old * old;
     t->sum_var[i] = t->sum_var[i] * by2 + t->z.unit2 * t->sum[i] * t->sum[i];

@@ -33,6 +33,8 @@ typedef struct dkv_twin {
     dkv_head h;
     dkv_block b;
     dkv_tile t;
+    dkv_tile *steps; /* [tiles + 1]: what dkv_nextTile continues from to reach each tile; order = last first */
+    int64_t n_steps, at_step;
     dkv_chainFit fit_s, fit_dp;
     float *equal_k, *equal_kv, *equal_any, *equal_own; /* [tk]: a segment's keys, with V or without; [tq, g]: a group's, a node's rows */
     /* of the block */
@@ -62,8 +64,9 @@ typedef struct dkv_twin {
 } dkv_twin;
 
 /* Loads the next tile: its keys rounded as declared, unit rows and squares; scores into t->s, their chains into t->sq.
- * False at the end of the block. */
+ * In the kernel's order. False at the end of the block. */
 bool dkv_twinTile(dkv_twin *t);
+void dkv_twinRewind(dkv_twin *t); /* to before the block's first tile */
 /* Of row i: variance of each score into t->vs; adds the chains' expected loss to the scores; rounds them if declared. */
 void dkv_twinScoreRow(dkv_twin *t, int64_t i);
 /* Squares of x [n, d] over *unit^2, a power of two near the largest magnitude; times weight[row] where not NULL. */

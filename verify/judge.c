@@ -6,7 +6,8 @@
  *   V        variance of X: at least 2, that of a row of one coherent normal error; else what the sample shows.
  *   mu       SIGMA^2: by how much the twin's sigma may be off. Calibrated (TOLERANCE-TWIN.md), not derived; so are MEAN
  *            and GAIN, the means that clean kernels show.
- *   gain     slope of (got - rounded twin) on the twin, weights 1/(sigma^2 + ulp^2/12), standard error from rows. */
+ *   gain     slope of (got - rounded twin) on the twin, weights 1/(sigma^2 + ulp^2/12), standard error from rows. Where
+ *            all rows have the same scores they err alike: sigma, but for the output's rounding, is allowed as well. */
 #include "judge.h"
 
 #include <inttypes.h>
@@ -25,6 +26,7 @@
 #define UNDEFINED 2     /* region of what may be NaN: see markUndefined */
 #define PARTS 3         /* the tensor, its prompts, its responses */
 #define TESTS (3 * PARTS)
+#define SHARED 16
 #define CLIP_MIN 9.0
 #define CLIP_MAX 100.0
 #define EXACT 0x1p-42   /* sigma below this share of the value: nothing was rounded */
@@ -127,7 +129,7 @@ typedef struct row_stat { /* of one vector */
     uint64_t hash;        /* of its twin: equal rows are one observation */
     int64_t at;
     int region, equal;    /* equal: rows of the region that are the same */
-    double square, mean, slope, weight; /* of min(z^2, C), of z; sums for the slope */
+    double square, mean, slope, weight, noise; /* of min(z^2, C), of z; sums for the slope */
 } row_stat;
 
 static int compareRows(const void *x, const void *y) {
@@ -185,6 +187,8 @@ static bool measureRow(const double *got, const double *twin, const double *sigm
         if (isfinite(e) && isfinite(w) && isfinite(t * t * w)) {
             r->slope += w * t * (got[c] - dkv_roundTo(t, format));
             r->weight += w * t * t;
+            double near = t - dkv_roundTo(t, format);
+            r->noise += s2 > near * near ? w * fabs(t) * sqrt(s2 - near * near) : 0;
         }
     }
     r->square = n > 0 ? square / n : 0;
@@ -217,7 +221,7 @@ static double clipFor(double dof) {
 /* Statistics and limits of one part from its measured rows (used: those that tell anything). */
 static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int region, double dof_max, double clip,
                       double gain_clean, double level, dkv_part *out) {
-    double count = 0, square = 0, square2 = 0, mean = 0, mean2 = 0, slope = 0, weight = 0, error = 0, lean = 0, squares = 0, most = 1;
+    double count = 0, square = 0, square2 = 0, mean = 0, mean2 = 0, slope = 0, weight = 0, error = 0, lean = 0, noise = 0, squares = 0, most = 1;
     for (int64_t i = 0; i < n; i++) {
         if (!used[i] || (region >= 0 && rows[i].region != region)) continue;
         count++;
@@ -229,6 +233,7 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
         mean2 += rows[i].mean * rows[i].mean;
         slope += rows[i].slope;
         weight += rows[i].weight;
+        noise += rows[i].noise;
     }
     out->rms_limit = out->mean_limit = out->gain_limit = INFINITY;
     if (count == 0) return;
@@ -256,7 +261,7 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
     /* A self-normalised sum of fewer rows than this cannot reach its own limit. */
     eff = lean > 0 && weight * weight / lean < eff ? weight * weight / lean : eff;
     if (eff > 2 * bits && weight > 0)
-        out->gain_limit = gain_clean + sqrt(2 * bits * error) / weight * eff / (eff - 2 * bits);
+        out->gain_limit = gain_clean + noise / weight + sqrt(2 * bits * error) / weight * eff / (eff - 2 * bits);
 }
 
 static int compareDoubles(const void *x, const void *y) {
@@ -295,6 +300,12 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
     if (s->keys && lse) dof = (double)countDistinct(lse, rows, work);
     int64_t n = gatherRows(s, region, twin, sigma2, stat);
     sums all = countRows(stat, n, -1);
+    /* Rows that see nearly the same keys with nearly the same weights share their chains' errors: in fp32 these are all the
+     * noise there is, and only the head dimension's elements are independent. Calibrated on fill=cold. */
+    if (format == DUALKV_FP32 && !s->by_head && !s->sums && s->d < SHARED) {
+        double most = all.n * (double)s->d / SHARED;
+        dof = dof < most ? dof : most;
+    }
     double clip = clipFor(all.eff < dof ? all.eff : dof);
     for (int64_t i = 0; i < n; i++) {
         used[i] = measureRow(got + stat[i].at, twin + stat[i].at, sigma2 + stat[i].at, s->d, format, clip, &stat[i]);
