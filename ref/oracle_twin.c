@@ -33,9 +33,60 @@ void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out) {
         for (int64_t c = 0; c < d; c++) out[c] += fabs(x[i * d + c]) <= DBL_MAX ? x[i * d + c] * x[i * d + c] / (double)n : 0;
 }
 
+DKV_CLONES
+void dkv_twinChain(const dkv_noise *z, dkv_chainStep k, int64_t d, const double *before, const double *after,
+                   const double *mean2, double *out) {
+    double n = k.count, inv = 1 / n, c2 = (n + 1) * (2 * n + 1) / (6 * n), c3 = (n + 1) / 6, s0 = k.squares;
+    double within = k.fold < n ? k.fold : n, step = z->step2, unit = k.fold > 0 ? z->unit2 / k.fold : step;
+    double least = z->prod_p2 > 0 ? n * z->least2 : 0, inner = k.fold > 0 ? step * within / 2 : 0;
+    double first = z->truncates ? 0 : inv;
+    if (n < 1) return;
+    for (int64_t c = 0; c < d; c++) {
+        double b = before[c], e = after[c] - b, e2 = e * e, s = s0 * mean2[c], random = s - e2 * inv;
+        double near = n * b * b + (n + 1) * b * e + c2 * e2 + (random > 0 ? c3 * random : 0);
+        double one = n == 1 || near < s ? near : s;
+        near -= b == 0 ? one * first : 0; /* the first term is added to 0 */
+        out[c] += k.factor * (unit * near + inner * (e2 * within * inv + s) + least);
+    }
+}
+
 void dkv_twinRewind(dkv_twin *t) {
     t->t = (dkv_tile){.range = -1};
     t->at_step = t->n_steps;
+}
+
+DKV_CLONES
+double dkv_twinCount(const double *x, int64_t n, double least, double *squares) {
+    double count[8] = {0}, sum[8] = {0};
+    int64_t j = 0;
+    for (; j + 8 <= n; j += 8)
+        for (int e = 0; e < 8; e++) {
+            count[e] += x[j + e] > least ? 1 : 0;
+            sum[e] += x[j + e] * x[j + e];
+        }
+    for (; j < n; j++) {
+        count[0] += x[j] > least ? 1 : 0;
+        sum[0] += x[j] * x[j];
+    }
+    *squares = dkv_sumOf(sum, 8);
+    return dkv_sumOf(count, 8);
+}
+
+DKV_CLONES
+double dkv_twinWeighted(const float *w, const double *x, const float *y, int64_t n) {
+    double sum[8] = {0}, tail = 0;
+    int64_t j = 0;
+    for (; j + 8 <= n; j += 8)
+        for (int e = 0; e < 8; e++) sum[e] += w[j + e] * x[j + e] * y[j + e];
+    for (; j < n; j++) tail += w[j] * x[j] * y[j];
+    return dkv_sumOf(sum, 8) + tail;
+}
+
+static void rowNorms(const double *x, int64_t n, int64_t d, double *norm2) {
+    for (int64_t i = 0; i < n; i++, x += d) {
+        double sum = cblas_ddot((int)d, x, 1, x, 1);
+        norm2[i] = sum <= DBL_MAX ? sum : 0;
+    }
 }
 
 bool dkv_twinTile(dkv_twin *t) {
@@ -51,12 +102,18 @@ bool dkv_twinTile(dkv_twin *t) {
         dkv_roundArray(t->b.k, (size_t)(n * p->dqk), t->a->in_format);
         dkv_roundArray(t->b.v, (size_t)(n * p->dv), t->a->in_format);
     }
+    dkv_twinMeans(t->t.k, n, p->dqk, t->k_mean2);
+    dkv_twinMeans(t->t.v, n, p->dv, t->v_mean2);
+    if (t->quick) {
+        dkv_tileScores(&t->h, &t->b, &t->t, t->s, NULL);
+        rowNorms(t->t.k, n, p->dqk, t->k_norm);
+        rowNorms(t->t.v, n, p->dv, t->v_norm);
+        return true;
+    }
     dkv_unitRows(t->t.k, n, p->dqk, t->k1, t->k_norm);
     dkv_tileScores(&t->h, &t->b, &t->t, t->s, t->cap);
     dkv_chainSquares(&t->z, t->q1, t->k1, t->b.m, n, p->dqk, t->tmp, t->dot, t->sq);
     dkv_unitRows(t->t.v, n, p->dv, t->v1, t->v_norm);
-    dkv_twinMeans(t->t.k, n, p->dqk, t->k_mean2);
-    dkv_twinMeans(t->t.v, n, p->dv, t->v_mean2);
     dkv_twinSquares(t->t.k, n, p->dqk, equal, t->k2, &t->k_unit);
     dkv_twinSquares(t->t.v, n, p->dv, equal, t->v2, &t->v_unit);
     return true;
@@ -69,7 +126,11 @@ static void modifiedRow(dkv_twin *t, int64_t i) {
     double c = t->p->softcap, u2 = t->z.unit2, slope = t->p->alibi ? t->l->alibi_slopes[head] : 0;
     double row = (double)(t->p->nodes[t->b.node].context + t->b.r0 + i / t->h.g - t->t.j0);
     for (int64_t j = 0; j < n; j++) {
-        double x = s[j] > -DBL_MAX ? s[j] : 0, bias = slope * fabs(row - (double)j);
+        double x = s[j], bias = slope * fabs(row - (double)j);
+        if (!(x > -DBL_MAX)) { /* masked */
+            t->vs[j] = 0;
+            continue;
+        }
         if (c > 0) {
             double keep = 1 - cap[j] * cap[j], y = cap[j] * c, raw = fabs(cap[j]) < 1 ? c * atanh(cap[j]) : 0;
             t->vs[j] = keep * keep * (t->vs[j] + u2 * raw * raw) + y * y * (t->z.tanh2 + u2);
@@ -78,10 +139,29 @@ static void modifiedRow(dkv_twin *t, int64_t i) {
     }
 }
 
+/* The same from scores without modifiers: s = scale q.k. */
+DKV_CLONES
+static void quickRow(const dkv_twin *t, int64_t n, double norm, const double *s, double *vs) {
+    double scale = t->p->scale, by = 1 / (scale * scale), rounds = t->scale_exact ? 0 : t->z.unit2;
+    double step = t->z.step2 * scale * scale;
+    const double *k_norm = t->k_norm;
+    const float *fit = t->fit_s.var;
+    dkv_quick q = t->quick_s;
+    for (int64_t j = 0; j < n; j++) {
+        double x = s[j] > -DBL_MAX ? s[j] : 0, size = norm * k_norm[j], sq = dkv_quickSquares(q, x * x * by, size);
+        float unit = size > 0 ? (float)(sq / size) : 0;
+        vs[j] = step * fit[dkv_chainBin(unit)] * sq + rounds * x * x;
+    }
+}
+
 void dkv_twinScoreRow(dkv_twin *t, int64_t i) {
     int64_t n = t->t.n;
     const float *sq = t->sq + i * n, *dot = t->dot + i * n;
     double *s = t->s + i * n, *vs = t->vs, scale = t->p->scale, by = t->z.step2 * t->q_norm[i] * scale * scale;
+    if (t->quick) {
+        quickRow(t, n, t->q_norm[i], s, vs);
+        return;
+    }
     double rounds = t->scale_exact ? 0 : t->z.unit2, bias = t->z.gain > 0 ? scale * sqrt(t->q_norm[i]) : 0;
     for (int64_t j = 0; j < n; j++) {
         double raw = dot[j];
@@ -111,7 +191,8 @@ static void loadBlock(dkv_twin *t) {
         dkv_roundArray(t->b.q, (size_t)(t->b.m * p->dqk), t->a->in_format);
         if (t->b.d_o) dkv_roundArray(t->b.d_o, (size_t)(t->b.m * p->dv), t->a->in_format);
     }
-    dkv_unitRows(t->b.q, t->b.m, p->dqk, t->q1, t->q_norm);
+    if (t->quick) rowNorms(t->b.q, t->b.m, p->dqk, t->q_norm);
+    else dkv_unitRows(t->b.q, t->b.m, p->dqk, t->q1, t->q_norm);
     dkv_tile at = {.range = -1};
     for (t->n_steps = 0; t->a->key_order; t->n_steps++) {
         t->steps[t->n_steps] = at;
@@ -144,8 +225,13 @@ static int fitChains(dkv_twin *t, dkv_err *err) {
             }
             dkv_roundArray(a, (size_t)(keys * d), t->a->in_format);
             dkv_roundArray(b, (size_t)(keys * d), t->a->in_format);
-            dkv_sampleFit(&t->z, a, b, keys, d, pass ? &t->fit_dp : &t->fit_s);
-            dkv_sampleFit(&t->z, b, b, keys, d, pass ? &t->fit_dp : &t->fit_s); /* parallel: needles, dO along V */
+            dkv_sampleFit(&t->z, a, b, keys, d, t->quick, pass ? &t->fit_dp : &t->fit_s);
+            for (int64_t e = 0; e < keys * d; e++) /* parallel, as of needles; of every mantissa */
+                a[e] = dkv_roundTo((1 + (double)i / (double)rows) * b[e], p->dtype);
+            dkv_sampleFit(&t->z, a, b, keys, d, t->quick, pass ? &t->fit_dp : &t->fit_s);
+            for (int64_t e = 0; e < keys * d; e++) /* half parallel: the largest of many scores */
+                a[e] = dkv_roundTo(a[e] + (1 + (double)(e / d % 4)) / 2 * b[(e + d) % (keys * d)], p->dtype);
+            dkv_sampleFit(&t->z, a, b, keys, d, t->quick, pass ? &t->fit_dp : &t->fit_s);
         }
     dkv_endFit(&t->fit_s);
     dkv_endFit(&t->fit_dp);
@@ -290,6 +376,10 @@ static void declare(dkv_twin *t) {
     t->s_rounded = dkv_unitRoundoff(a->s_format) > a->unit;
     t->scale_exact = frexp(t->p->scale, &e) == 0.5;
     t->parts = dkv_unitRoundoff(a->partial_format) > a->unit ? t->p->hq / t->p->hkv : 1;
+    t->quick = t->p_rounded && t->ds_rounded && !t->s_rounded && t->parts == 1 && t->z.gain == 0 && !t->z.truncates &&
+               t->p->dtype != DUALKV_FP32 && !(t->p->softcap > 0) && !t->p->alibi;
+    t->quick_s = dkv_makeQuick(t->p->dqk);
+    t->quick_dp = dkv_makeQuick(t->p->dv);
     t->table = t->p_rounded && !a->p_normalised && a->key_tile > 0 && DKV_TILE_KEYS % a->key_tile;
 }
 
@@ -344,14 +434,15 @@ static int openTwin(dkv_twin *t, void **owned, int *count, dkv_err *err) {
         FLOATS(equal_k, tk), FLOATS(equal_kv, tk), FLOATS(equal_any, tq * t->h.g), FLOATS(equal_own, tq * t->h.g), FLOATS(q1, m * d),
         FLOATS(o1, m * d), DOUBLES(q_norm, m), DOUBLES(o_norm, m), DOUBLES(before, most * d), DOUBLES(acc, m * d),
         DOUBLES(chain, m * d), DOUBLES(loss, m * d), DOUBLES(a1, m * d), DOUBLES(a2, m * d), FLOATS(prod, most * d),
-        DOUBLES(max, m), DOUBLES(sum, m), DOUBLES(sum_var, m), DOUBLES(lost, m), DOUBLES(terms, m),
+        DOUBLES(max, m), DOUBLES(sum, m), DOUBLES(sum_var, m), DOUBLES(lost, m), DOUBLES(terms, m), DOUBLES(now, m),
         DOUBLES(score_var, m), DOUBLES(delta, m), DOUBLES(delta_var, m), DOUBLES(lse, m), DOUBLES(tile_max, m * tiles),
         DOUBLES(o_kernel, m * d), DOUBLES(o_exact, m * d), DOUBLES(o_var, m * d), FLOATS(q2, m * d), FLOATS(do2, m * d), FLOATS(flat, m * d), FLOATS(k1, n * d),
         FLOATS(v1, n * d), FLOATS(k2, n * d), FLOATS(v2, n * d), DOUBLES(k_norm, n), DOUBLES(v_norm, n),
         DOUBLES(s, m * n), DOUBLES(cap, m * n), DOUBLES(dp, m * n), DOUBLES(vs, n), DOUBLES(vd, n), FLOATS(sq, m * n),
         FLOATS(dot, m * n), FLOATS(tmp, m * n), FLOATS(sq_dp, m * n), FLOATS(dot_dp, m * n), FLOATS(w, m * n),
         FLOATS(w2, m * n), DOUBLES(wide, m * n), DOUBLES(col, n), DOUBLES(col_n, n),
-        DOUBLES(row_p2, m), DOUBLES(row_ds2, m), DOUBLES(col_p2, n), DOUBLES(col_ds2, n), DOUBLES(k_mean2, d),
+        DOUBLES(row_ds2, m), DOUBLES(row_var, m), DOUBLES(col_p2, n), DOUBLES(col_ds2, n), DOUBLES(col_vp, n),
+        DOUBLES(col_vds, n), DOUBLES(k_mean2, d),
         DOUBLES(v_mean2, d), DOUBLES(q_mean2, d), DOUBLES(do_mean2, d),
         {&t->steps, t->a->key_order ? mostTiles(t, n) + 1 : 0, sizeof(dkv_tile)},
         {&t->dk, t->parts, sizeof(dkv_keySum)}, {&t->dv, t->parts, sizeof(dkv_keySum)}};

@@ -76,7 +76,7 @@ static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double
         double rel = unit2 * x * x + exp2, vp = p * p * (vs[j] + rel) + last_p, raw = p * dev, ds = raw * keep, row, e2, part;
         row = p * p * keep * keep * delta_var;
         e2 = raw * raw * (slope * slope * vs[j] + keep * keep * (rel + unit2) + last * (c * c * c * c + 2 * keep * keep));
-        e2 += keep * keep * (p * p * (vd[j] + unit2 * dev * dev) + last_p * dev * dev) + row;
+        e2 += keep * keep * (p * p * ((sees ? vd[j] : 0) + unit2 * dev * dev) + last_p * dev * dev) + row;
         e2 += fabs(ds) < flush ? ds * ds : least2;
         double y = ds_rounded ? dkv_roundBy(f_ds, ds) : ds, q = p_rounded ? dkv_roundBy(f_p, p) : p;
         part = ds_rounded ? dkv_flip(ds, y, e2, dkv_spacingAt(u_ds, fabs(ds))) : e2 + prod * ds * ds;
@@ -89,20 +89,43 @@ static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double
     }
 }
 
-/* Terms that move a sum of P, over a row and over each column so far; and sums of squares. */
-static double countTerms(dkv_twin *t, int64_t i, int64_t n, const double *p, const double *ds) {
-    double sum = 0, count = 0, squares = 0, stuck = t->z.stuck;
+/* Column sums so far of row i's pairs: P, terms that move it, squares. Returns how many terms move the row's sum. */
+DKV_CLONES
+static double sumPairs(dkv_twin *t, int64_t i, int64_t n, const double *p, const double *ds) {
+    double stuck = t->z.stuck, squares, *col = t->col, *col_n = t->col_n, *col_p2 = t->col_p2, *col_ds2 = t->col_ds2;
     for (int64_t j = 0; j < n; j++) {
-        sum += p[j];
-        t->col_n[j] += p[j] > stuck * t->col[j];
-        t->col[j] += p[j];
-        t->col_p2[j] += p[j] * p[j];
-        t->col_ds2[j] += ds[j] * ds[j];
-        squares += ds[j] * ds[j];
+        col_n[j] += p[j] > stuck * col[j] ? 1 : 0;
+        col[j] += p[j];
+        col_p2[j] += p[j] * p[j];
+        col_ds2[j] += ds[j] * ds[j];
     }
-    for (int64_t j = 0; j < n; j++) count += p[j] > stuck * sum;
-    t->row_ds2[i] = squares;
+    double count = dkv_twinCount(p, n, stuck * dkv_sumOf(p, n), &squares);
+    (void)dkv_twinCount(ds, n, 0, &t->row_ds2[i]);
     return count;
+}
+
+/* Quick mode: the variances of row i's pairs, times the squared length of what they multiply. */
+DKV_CLONES
+static void sumVariances(dkv_twin *t, int64_t i, int64_t n, float equal, const float *w_p, const float *w_ds) {
+    double by_p = equal * t->o_norm[i], by_ds = equal * t->q_norm[i], *vp = t->col_vp, *vds = t->col_vds;
+    for (int64_t j = 0; j < n; j++) {
+        vp[j] += w_p[j] * by_p;
+        vds[j] += w_ds[j] * by_ds;
+    }
+    t->row_var[i] = dkv_twinWeighted(w_ds, t->k_norm, t->equal_kv + t->t.k_row, n);
+}
+
+DKV_CLONES
+static void quickDp(const dkv_twin *t, int64_t n, double norm, const double *dp, double *vd) {
+    double step = t->z.step2;
+    const double *v_norm = t->v_norm;
+    const float *fit = t->fit_dp.var;
+    dkv_quick q = t->quick_dp;
+    for (int64_t j = 0; j < n; j++) {
+        double size = norm * v_norm[j], sq = dkv_quickSquares(q, dp[j] * dp[j], size);
+        float unit = size > 0 ? (float)(sq / size) : 0;
+        vd[j] = step * fit[dkv_chainBin(unit)] * sq;
+    }
 }
 
 /* Variance of each dP of row i into vd; the chains' expected loss added to dP. */
@@ -110,40 +133,16 @@ static void dpRow(dkv_twin *t, int64_t i) {
     int64_t n = t->t.n;
     const float *sq = t->sq_dp + i * n, *dot = t->dot_dp + i * n;
     double *dp = t->dp + i * n;
+    if (t->quick) {
+        quickDp(t, n, t->o_norm[i], dp, t->vd);
+        return;
+    }
     for (int64_t j = 0; j < n; j++) {
         int bin = dkv_chainBin(sq[j]);
         double size = t->o_norm[i] * t->v_norm[j];
         t->vd[j] = t->z.step2 * t->fit_dp.var[bin] * sq[j] * size;
         if (t->z.gain > 0) dp[j] += t->fit_dp.gain[bin] * dot[j] * sqrt(size);
     }
-}
-
-/* x += w^T y for rows whose query head is `part` of the KV head's (all where parts = 1), then the chain's variance. */
-static void addKeySum(dkv_twin *t, const dkv_keySum *sum, int64_t part, double alpha, const double *w, const double *y,
-                      int64_t d, const float *var, const float *y2, double unit,
-                      const double *col2, const double *mean2, double alike) {
-    int64_t m = t->b.m, n = t->t.n;
-    double *x = sum->x + t->t.k_row * sum->ld, *v = sum->var + t->t.k_row * sum->ld;
-    for (int64_t j = 0; j < n; j++) memcpy(t->before + j * d, x + j * sum->ld, sizeof *x * (size_t)d);
-    if (t->parts > 1) {
-        for (int64_t i = 0; i < m; i++) {
-            bool mine = i % t->parts == part;
-            for (int64_t j = i * n; j < (i + 1) * n; j++) {
-                t->wide[j] = mine ? w[j] : 0;
-                t->tmp[j] = mine ? var[j] : 0;
-            }
-        }
-        w = t->wide;
-        var = t->tmp;
-    }
-    dkv_addKeys(&t->h, &t->b, &t->t, alpha, w, y, d, t->b.finite, x, sum->ld);
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, var, (int)n, y2, (int)d, 0, t->prod,
-                (int)d);
-    for (int64_t j = 0; j < n; j++)
-        for (int64_t c = 0; c < d; c++)
-            v[j * sum->ld + c] += t->prod[j * d + c] * unit +
-                                  alike * dkv_twinChain(&t->z, t->z.fold_dkv, t->before[j * d + c], x[j * sum->ld + c], t->col_n[j] / (double)t->parts,
-                                                alpha * alpha * col2[j] * mean2[c] / (double)t->parts);
 }
 
 /* The expected loss of the same chains: sum of |terms| in `prod`. */
@@ -161,54 +160,119 @@ static void loseKeySum(dkv_twin *t, const dkv_keySum *sum, double alpha, const d
                                                t->col_n[j] / (double)t->parts, t->prod[j * d + c]);
 }
 
-static void addKeySums(dkv_twin *t, double p_unit, double unit) {
-    int64_t m = t->b.m, n = t->t.n, g = t->h.g, dqk = t->p->dqk, dv = t->p->dv;
+/* One sum over rows into each key: x += alpha w^T y. Variance of its terms: var^T y2 * unit; in quick mode col_var, spread
+ * as mean2 is over the columns. */
+typedef struct keyTerms {
+    const double *w, *y, *mean2, *col2, *col_var; /* [m, n], [m, d], [d], [n], [n] */
+    const float *var, *y2;
+    double alpha, unit, alike;
+    int64_t d;
+} keyTerms;
+
+/* Terms of one query head of the KV head, where each has an accumulator: the others' weights are 0. */
+static void splitTerms(dkv_twin *t, int64_t part, keyTerms *k) {
+    int64_t n = t->t.n;
+    for (int64_t i = 0; i < t->b.m; i++) {
+        bool mine = i % t->parts == part;
+        for (int64_t j = i * n; j < (i + 1) * n; j++) {
+            t->wide[j] = mine ? k->w[j] : 0;
+            t->tmp[j] = mine ? k->var[j] : 0;
+        }
+    }
+    k->w = t->wide;
+    k->var = t->tmp;
+}
+
+static void addKeySum(dkv_twin *t, const dkv_keySum *sum, int64_t part, keyTerms k) {
+    int64_t m = t->b.m, n = t->t.n, d = k.d;
+    double *x = sum->x + t->t.k_row * sum->ld, *v = sum->var + t->t.k_row * sum->ld, parts = (double)t->parts;
+    double all = dkv_sumOf(k.mean2, d);
+    for (int64_t j = 0; j < n; j++) memcpy(t->before + j * d, x + j * sum->ld, sizeof *x * (size_t)d);
+    if (t->parts > 1) splitTerms(t, part, &k);
+    dkv_addKeys(&t->h, &t->b, &t->t, k.alpha, k.w, k.y, d, t->b.finite, x, sum->ld);
+    if (!t->quick)
+        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, k.var, (int)n, k.y2, (int)d, 0,
+                    t->prod, (int)d);
+    for (int64_t j = 0; j < n; j++) {
+        double *at = v + j * sum->ld, each = all > 0 ? k.col_var[j] * k.unit / all : 0;
+        for (int64_t c = 0; c < d; c++) at[c] += t->quick ? each * k.mean2[c] : t->prod[j * d + c] * k.unit;
+        dkv_chainStep step = {t->col_n[j] / parts, k.alpha * k.alpha * k.col2[j] / parts, k.alike, t->z.fold_dkv};
+        dkv_twinChain(&t->z, step, d, t->before + j * d, x + j * sum->ld, k.mean2, at);
+    }
+    if (!(t->z.gain > 0)) return;
+    loseKeySum(t, sum, k.alpha, k.w, k.y, d);
+}
+
+static const float *equalRows(const dkv_twin *t) {
     const dualkv_segment *seg = &t->l->view.segments[t->b.node];
-    const float *equal = (t->t.k_row >= seg->k_start ? t->equal_own : t->equal_any) + t->b.q_row * g;
-    double alike = dkv_twinAlike(dkv_twinMean(equal, m));
-    double scale = t->p->scale, u2 = t->z.unit2, ds_unit = u2 * unit * unit * scale * scale * t->q_unit * t->q_unit;
-    for (int64_t i = 0; i < m; i++)
+    return (t->t.k_row >= seg->k_start ? t->equal_own : t->equal_any) + t->b.q_row * t->h.g;
+}
+
+static void addKeySums(dkv_twin *t, double p_unit, double unit) {
+    int64_t m = t->b.m, n = t->t.n;
+    const float *equal = equalRows(t);
+    double scale = t->p->scale, u2 = t->z.unit2, alike = dkv_twinAlike(dkv_twinMean(equal, m));
+    double p_var = u2 * p_unit * p_unit * (t->quick ? 1 : t->do_unit * t->do_unit);
+    double ds_var = u2 * unit * unit * scale * scale * (t->quick ? 1 : t->q_unit * t->q_unit);
+    for (int64_t i = 0; i < m && !t->quick; i++)
         for (int64_t j = i * n; j < (i + 1) * n; j++) {
             t->w[j] *= equal[i];
             t->w2[j] *= equal[i];
         }
     for (int64_t e = 0; e < t->parts; e++) {
-        addKeySum(t, &t->dv[e], e, 1, t->s, t->b.d_o, dv, t->w, t->do2, u2 * p_unit * p_unit * t->do_unit * t->do_unit, t->col_p2,
-                  t->do_mean2, alike);
-        if (t->z.gain > 0) loseKeySum(t, &t->dv[e], 1, t->parts > 1 ? t->wide : t->s, t->b.d_o, dv);
-        addKeySum(t, &t->dk[e], e, scale, t->dp, t->b.q, dqk, t->w2, t->q2, ds_unit, t->col_ds2, t->q_mean2, alike);
-        if (t->z.gain > 0) loseKeySum(t, &t->dk[e], scale, t->parts > 1 ? t->wide : t->dp, t->b.q, dqk);
+        addKeySum(t, &t->dv[e], e, (keyTerms){t->s, t->b.d_o, t->do_mean2, t->col_p2, t->col_vp, t->w, t->do2, 1, p_var,
+                                              alike, t->p->dv});
+        addKeySum(t, &t->dk[e], e, (keyTerms){t->dp, t->b.q, t->q_mean2, t->col_ds2, t->col_vds, t->w2, t->q2, scale,
+                                              ds_var, alike, t->p->dqk});
     }
 }
 
-/* dQ so far: the sum, its terms' variance (a2), P k (a1: what delta's error is multiplied by), its chain. */
+/* Product of float copies of a tile's [m, n] and its keys' [n, d]. */
+static void tileProduct(dkv_twin *t, const float *w, const float *x, int64_t d) {
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)t->b.m, (int)d, (int)t->t.n, 1, w, (int)t->t.n, x, (int)d, 0,
+                t->prod, (int)d);
+}
+
+static void toFloat(const double *x, int64_t n, double by, bool magnitude, float *out) {
+    for (int64_t e = 0; e < n; e++) {
+        double y = x[e] * by;
+        out[e] = isfinite(y) ? (float)(magnitude ? fabs(y) : y) : 0;
+    }
+}
+
+/* Variance of dQ's terms (a2), and P k (a1): what delta's error is multiplied by. */
+static void addQueryTerms(dkv_twin *t, double unit) {
+    int64_t m = t->b.m, n = t->t.n, d = t->p->dqk;
+    double scale = t->p->scale, var = t->z.unit2 * unit * unit * scale * scale, all = dkv_sumOf(t->k_mean2, d);
+    if (t->quick) {
+        for (int64_t i = 0; i < m && all > 0; i++)
+            for (int64_t c = 0; c < d; c++) t->a2[i * d + c] += var * t->row_var[i] / all * t->k_mean2[c];
+        return;
+    }
+    tileProduct(t, t->sq, t->k2, d);
+    for (int64_t e = 0; e < m * d; e++) t->a2[e] += var * t->k_unit * t->k_unit * t->prod[e];
+    toFloat(t->s, m * n, 1, false, t->tmp);
+    toFloat(t->t.k, n * d, 1 / t->k_unit, false, t->k1);
+    tileProduct(t, t->tmp, t->k1, d);
+    for (int64_t e = 0; e < m * d; e++) t->a1[e] += scale * t->k_unit * t->prod[e];
+}
+
 static void addQueries(dkv_twin *t, double unit) {
     int64_t m = t->b.m, n = t->t.n, d = t->p->dqk;
-    double alike = dkv_twinAlike(dkv_twinMean(t->equal_kv + t->t.k_row, n));
-    double scale = t->p->scale, var = t->z.unit2 * unit * unit * t->k_unit * t->k_unit * scale * scale;
+    double alike = dkv_twinAlike(dkv_twinMean(t->equal_kv + t->t.k_row, n)), scale = t->p->scale;
     memcpy(t->before, t->acc, sizeof(double) * (size_t)(m * d));
     dkv_addRows(&t->h, &t->b, &t->t, scale, t->dp, t->t.k, d, t->t.finite, t->acc, d);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->sq, (int)n, t->k2, (int)d, 0,
-                t->prod, (int)d);
-    for (int64_t e = 0; e < m * d; e++) t->a2[e] += var * t->prod[e];
-    for (int64_t e = 0; e < m * n; e++) t->tmp[e] = isfinite(t->s[e]) ? (float)t->s[e] : 0;
-    for (int64_t e = 0; e < n * d; e++) t->k1[e] = isfinite(t->t.k[e]) ? (float)(t->t.k[e] / t->k_unit) : 0;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->tmp, (int)n, t->k1, (int)d, 0,
-                t->prod, (int)d);
-    for (int64_t e = 0; e < m * d; e++) t->a1[e] += scale * t->k_unit * t->prod[e];
-    if (t->z.gain > 0) {
-        for (int64_t e = 0; e < m * n; e++) t->tmp[e] = isfinite(t->dp[e]) ? (float)fabs(scale * t->dp[e]) : 0;
-        for (int64_t e = 0; e < n * d; e++) t->k1[e] = isfinite(t->t.k[e]) ? (float)fabs(t->t.k[e]) : 0;
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->tmp, (int)n, t->k1, (int)d,
-                    0, t->prod, (int)d);
-    }
+    addQueryTerms(t, unit);
     for (int64_t i = 0; i < m; i++)
-        for (int64_t c = 0; c < d; c++) {
-            int64_t e = i * d + c;
-            t->chain[e] += alike * dkv_twinChain(&t->z, t->z.fold_dq, t->before[e], t->acc[e], t->terms[i],
-                                         scale * scale * t->row_ds2[i] * t->k_mean2[c]);
-            if (t->z.gain > 0) t->loss[e] += dkv_twinLoss(&t->z, t->z.fold_dq, t->before[e], t->acc[e], t->terms[i], t->prod[e]);
-        }
+        dkv_twinChain(&t->z, (dkv_chainStep){t->terms[i], scale * scale * t->row_ds2[i], alike, t->z.fold_dq}, d,
+                      t->before + i * d, t->acc + i * d, t->k_mean2, t->chain + i * d);
+    if (!(t->z.gain > 0)) return;
+    toFloat(t->dp, m * n, scale, true, t->tmp);
+    toFloat(t->t.k, n * d, 1, true, t->k1);
+    tileProduct(t, t->tmp, t->k1, d);
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t e = i * d; e < (i + 1) * d; e++)
+            t->loss[e] += dkv_twinLoss(&t->z, t->z.fold_dq, t->before[e], t->acc[e], t->terms[i], t->prod[e]);
 }
 
 /* A power of two at or above x. */
@@ -229,27 +293,42 @@ static double largestP(const dkv_twin *t) {
     return top > -700 && top < 300 ? powerAbove(exp(top)) : 1;
 }
 
+static void clearColumns(dkv_twin *t) {
+    double *all[] = {t->col, t->col_n, t->col_p2, t->col_ds2, t->col_vp, t->col_vds};
+    for (size_t e = 0; e < sizeof all / sizeof *all; e++) memset(all[e], 0, sizeof(double) * (size_t)t->t.n);
+}
+
+/* Powers of two near the largest P and dS, by which float variances are divided. */
+static double pickUnits(const dkv_twin *t, double *p_unit) {
+    double top = t->do_unit * t->v_unit;
+    *p_unit = 1;
+    if (t->quick) return 1;
+    for (int64_t i = 0; i < t->b.m; i++) {
+        double x = fabs(t->delta[i]);
+        top = x > top && x <= DBL_MAX ? x : top;
+    }
+    *p_unit = largestP(t);
+    return powerAbove(top) * *p_unit;
+}
+
 static void backwardTile(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n;
-    double top = t->do_unit * t->v_unit;
-    for (int64_t i = 0; i < m; i++) top = fabs(t->delta[i]) > top && isfinite(t->delta[i]) ? fabs(t->delta[i]) : top;
-    double p_unit = largestP(t), unit = powerAbove(top) * p_unit;
+    double p_unit, unit = pickUnits(t, &p_unit);
+    const float *equal = equalRows(t);
     dkv_tileDp(&t->h, &t->b, &t->t, t->dp);
-    dkv_chainSquares(&t->z, t->o1, t->v1, m, n, t->p->dv, t->tmp, t->dot_dp, t->sq_dp);
-    memset(t->col, 0, sizeof *t->col * (size_t)n);
-    memset(t->col_p2, 0, sizeof *t->col * (size_t)n);
-    memset(t->col_ds2, 0, sizeof *t->col * (size_t)n);
-    memset(t->col_n, 0, sizeof *t->col_n * (size_t)n);
+    if (!t->quick) dkv_chainSquares(&t->z, t->o1, t->v1, m, n, t->p->dv, t->tmp, t->dot_dp, t->sq_dp);
+    clearColumns(t);
     for (int64_t i = 0; i < m; i++) {
-        double *s = t->s + i * n, lse = t->lse[i] == -INFINITY ? 0 : t->lse[i];
+        double *s = t->s + i * n, *dp = t->dp + i * n, lse = t->lse[i] == -INFINITY ? 0 : t->lse[i];
+        int64_t at = t->quick ? 0 : i * n; /* quick: the variances of this row alone */
         dkv_twinScoreRow(t, i);
         dpRow(t, i);
-        pairRow r = {s, t->dp + i * n, t->p->softcap > 0 ? t->cap + i * n : NULL, t->wide + i * n, t->dp + i * n,
-                     t->w + i * n, t->w2 + i * n, t->sq + i * n};
+        pairRow r = {s, dp, t->p->softcap > 0 ? t->cap + i * n : NULL, t->wide, dp, t->w + at, t->w2 + at, t->sq + at};
         dkv_vexpShift(s, lse, r.p, (size_t)n);
         pairVariances(t, n, &r, lse, t->delta[i], t->delta_var[i], p_unit, unit);
         memcpy(s, r.p, sizeof *s * (size_t)n);
-        t->terms[i] = countTerms(t, i, n, s, r.ds);
+        t->terms[i] = sumPairs(t, i, n, s, dp);
+        if (t->quick) sumVariances(t, i, n, equal[i], t->w, t->w2);
     }
     addQueries(t, unit);
     addKeySums(t, p_unit, unit);
@@ -278,13 +357,12 @@ void dkv_twinBackward(dkv_twin *t) {
         if (t->in->sink && t->sink_sum) sinkRow(t, i);
     }
     for (size_t e = 0; e < sizeof zeros / sizeof *zeros; e++) memset(zeros[e], 0, sizeof(double) * (size_t)(m * d));
-    dkv_twinSquares(t->b.d_o, m, t->p->dv, NULL, t->do2, &t->do_unit);
-    dkv_twinSquares(t->b.q, m, d, NULL, t->q2, &t->q_unit);
+    if (!t->quick) dkv_twinSquares(t->b.d_o, m, t->p->dv, NULL, t->do2, &t->do_unit);
+    if (!t->quick) dkv_twinSquares(t->b.q, m, d, NULL, t->q2, &t->q_unit);
     dkv_twinMeans(t->b.q, m, d, t->q_mean2);
     dkv_twinMeans(t->b.d_o, m, t->p->dv, t->do_mean2);
     dkv_unitRows(t->b.d_o, m, t->p->dv, t->o1, t->o_norm);
-    while (dkv_twinTile(t))
-        backwardTile(t);
+    while (dkv_twinTile(t)) backwardTile(t);
     finishQueries(t);
     dkv_putRows(&t->h, &t->b, t->acc, d, t->out->twin.dq);
     dkv_putRows(&t->h, &t->b, t->chain, d, t->out->sigma2.dq);

@@ -154,6 +154,7 @@ static void fadeRow(dkv_twin *t, int64_t i, double by, double shift) {
 static void forwardRow(dkv_twin *t, int64_t i, int64_t k, const int64_t *cuts, int64_t first) {
     double ref[SUBS], rel[DKV_TILE_KEYS], p[DKV_TILE_KEYS], by, was = t->max[i];
     double *s = t->s + i * t->t.n;
+    float *w = t->quick ? t->w : t->w + i * t->t.n; /* quick: of this row alone */
     dkv_twinScoreRow(t, i);
     by = setMaxima(t, i, k, cuts, first, ref);
     if (by != 1) fadeRow(t, i, by, by > 0 ? was - t->max[i] : 0);
@@ -162,16 +163,17 @@ static void forwardRow(dkv_twin *t, int64_t i, int64_t k, const int64_t *cuts, i
         double fade = ref[e] == t->max[i] ? 1 : exp(ref[e] - t->max[i]);
         if (ref[e] == -INFINITY) {
             memset(s + at, 0, sizeof *s * (size_t)n);
-            memset(t->w + i * t->t.n + at, 0, sizeof *t->w * (size_t)n);
+            memset(w + at, 0, sizeof *w * (size_t)n);
             continue;
         }
         dkv_vexpShift(s + at, ref[e], p + at, (size_t)n);
         memcpy(rel + at, p + at, sizeof *p * (size_t)n);
-        (t->p_rounded ? roundedRow : exactRow)(t, n, s + at, ref[e], fade, t->vs + at, rel + at, t->w + i * t->t.n + at,
+        (t->p_rounded ? roundedRow : exactRow)(t, n, s + at, ref[e], fade, t->vs + at, rel + at, w + at,
                                                t->wide);
         memcpy(s + at, rel + at, sizeof *s * (size_t)n);
         sumRow(t, i, n, p + at, fade, t->wide, t->equal_k + t->t.k_row + at);
     }
+    if (t->quick) t->row_var[i] = dkv_twinWeighted(w, t->v_norm, t->equal_kv + t->t.k_row, t->t.n);
 }
 
 /* Adds unit^2 * w [m, n] x [n, d] to out [m, d]. */
@@ -186,39 +188,52 @@ static void magnitudes(const double *x, int64_t n, float *out) {
     for (int64_t e = 0; e < n; e++) out[e] = isfinite(x[e]) ? (float)fabs(x[e]) : 0;
 }
 
-static void forwardTile(dkv_twin *t) {
-    int64_t cuts[SUBS], first, k = cutTile(t, cuts, &first), m = t->b.m, d = t->p->dv;
-    double *before = t->before;
-    for (int64_t i = 0; i < m; i++) forwardRow(t, i, k, cuts, first);
-    memcpy(before, t->acc, sizeof *before * (size_t)(m * d));
-    dkv_addRows(&t->h, &t->b, &t->t, 1, t->s, t->t.v, d, t->t.finite, t->acc, d);
+/* Variance of the terms of O: w V^2 in full; or, in quick mode, each row's sum spread as V^2 is over the columns. */
+static void addTerms(dkv_twin *t) {
+    int64_t m = t->b.m, n = t->t.n, d = t->p->dv;
+    if (t->quick) {
+        double all = dkv_sumOf(t->v_mean2, d);
+        for (int64_t i = 0; i < m && all > 0; i++)
+            for (int64_t c = 0; c < d; c++) t->a2[i * d + c] += t->z.unit2 * t->row_var[i] / all * t->v_mean2[c];
+        return;
+    }
     addVariance(t, t->w, t->v2, d, t->z.unit2 * t->v_unit * t->v_unit, t->a2);
-    if (!t->p_rounded) {
-        for (int64_t j = 0; j < t->t.n; j++)
-            for (int64_t c = 0; c < d; c++)
-                t->v1[j * d + c] = isfinite(t->t.v[j * d + c]) ? (float)(t->t.v[j * d + c] / t->v_unit) * t->equal_kv[t->t.k_row + j] : 0;
-        addVariance(t, t->w, t->v1, d, t->z.unit2 * t->v_unit, t->a1);
-    }
-    if (t->z.gain > 0) {
-        magnitudes(t->s, m * t->t.n, t->w);
-        magnitudes(t->t.v, t->t.n * d, t->v1);
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)t->t.n, 1, t->w, (int)t->t.n, t->v1,
-                    (int)d, 0, t->prod, (int)d);
-    }
-    double alike = dkv_twinAlike(dkv_twinMean(t->equal_kv + t->t.k_row, t->t.n));
-    for (int64_t i = 0; i < m; i++) {
-        double n = 0, p2 = 0, least = t->z.stuck * t->sum[i];
-        for (int64_t j = i * t->t.n; j < (i + 1) * t->t.n; j++) {
-            p2 += t->s[j] * t->s[j];
-            n += t->s[j] > least;
-        }
-        t->terms[i] += n;
+    if (t->p_rounded) return;
+    for (int64_t j = 0; j < n; j++)
         for (int64_t c = 0; c < d; c++) {
-            int64_t e = i * d + c;
-            t->chain[e] += alike * dkv_twinChain(&t->z, t->z.fold, before[e], t->acc[e], n, p2 * t->v_mean2[c]);
-            if (t->z.gain > 0) t->loss[e] += dkv_twinLoss(&t->z, t->z.fold, before[e], t->acc[e], n, t->prod[e]);
+            double x = t->t.v[j * d + c] / t->v_unit;
+            t->v1[j * d + c] = isfinite(x) ? (float)x * t->equal_kv[t->t.k_row + j] : 0;
         }
+    addVariance(t, t->w, t->v1, d, t->z.unit2 * t->v_unit, t->a1);
+}
+
+/* Sum of |terms| of O into prod, and what its chains lose. */
+static void loseTerms(dkv_twin *t) {
+    int64_t m = t->b.m, n = t->t.n, d = t->p->dv;
+    magnitudes(t->s, m * n, t->w);
+    magnitudes(t->t.v, n * d, t->v1);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->w, (int)n, t->v1, (int)d, 0,
+                t->prod, (int)d);
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t e = i * d; e < (i + 1) * d; e++)
+            t->loss[e] += dkv_twinLoss(&t->z, t->z.fold, t->before[e], t->acc[e], t->now[i], t->prod[e]);
+}
+
+static void forwardTile(dkv_twin *t) {
+    int64_t cuts[SUBS], first, k = cutTile(t, cuts, &first), m = t->b.m, n = t->t.n, d = t->p->dv;
+    double alike = dkv_twinAlike(dkv_twinMean(t->equal_kv + t->t.k_row, n));
+    for (int64_t i = 0; i < m; i++) forwardRow(t, i, k, cuts, first);
+    memcpy(t->before, t->acc, sizeof *t->before * (size_t)(m * d));
+    dkv_addRows(&t->h, &t->b, &t->t, 1, t->s, t->t.v, d, t->t.finite, t->acc, d);
+    addTerms(t);
+    for (int64_t i = 0; i < m; i++) {
+        double squares;
+        t->now[i] = dkv_twinCount(t->s + i * n, n, t->z.stuck * t->sum[i], &squares);
+        t->terms[i] += t->now[i];
+        dkv_twinChain(&t->z, (dkv_chainStep){t->now[i], squares, alike, t->z.fold}, d, t->before + i * d, t->acc + i * d,
+                      t->v_mean2, t->chain + i * d);
     }
+    if (t->z.gain > 0) loseTerms(t);
 }
 
 /* The sink is one more logit, whose value is 0, met after the keys. */

@@ -35,6 +35,8 @@ typedef struct dkv_twin {
     dkv_tile t;
     dkv_tile *steps; /* [tiles + 1]: what dkv_nextTile continues from to reach each tile; order = last first */
     int64_t n_steps, at_step;
+    bool quick; /* 16 bits: variances of flips by row and column sums, not by products of matrices */
+    dkv_quick quick_s, quick_dp;
     dkv_chainFit fit_s, fit_dp;
     float *equal_k, *equal_kv, *equal_any, *equal_own; /* [tk]: a segment's keys, with V or without; [tq, g]: a group's, a node's rows */
     /* of the block */
@@ -43,7 +45,7 @@ typedef struct dkv_twin {
     double *before;        /* [m or n, d] */
     double *acc, *chain, *loss, *a1, *a2; /* [m, d]: a sum over keys, its chain's variance, expected loss; terms */
     float *prod;           /* [m or n, d] of one product */
-    double *max, *sum, *sum_var, *lost, *terms, *score_var, *delta, *delta_var, *lse;  /* [m] */
+    double *max, *sum, *sum_var, *lost, *terms, *now, *score_var, *delta, *delta_var, *lse;  /* [m] */
     double *tile_max;      /* [m, key tiles] */
     double *o_kernel;      /* [m, dv]: what backward's delta is made of */
     double *o_exact, *o_var; /* [m, dv]: O before its rounding, and its variance */
@@ -56,7 +58,7 @@ typedef struct dkv_twin {
     float *sq, *dot, *tmp, *sq_dp, *dot_dp, *w, *w2;
     double *wide;          /* [m, n] */
     double *col, *col_n;   /* [n]: running sum of P over rows, terms that count */
-    double *row_p2, *row_ds2, *col_p2, *col_ds2;   /* sums of squares: [m], [m], [n], [n] */
+    double *row_ds2, *row_var, *col_p2, *col_ds2, *col_vp, *col_vds; /* sums of squares, of variances: [m] or [n] */
     double *k_mean2, *v_mean2, *q_mean2, *do_mean2; /* [d]: mean squares over the tile's keys, the block's rows */
     int64_t parts;         /* accumulators of dK and dV: query heads if partial sums are rounded, else 1 */
     dkv_keySum *dk, *dv;   /* [parts] */
@@ -71,6 +73,10 @@ void dkv_twinRewind(dkv_twin *t); /* to before the block's first tile */
 void dkv_twinScoreRow(dkv_twin *t, int64_t i);
 /* Squares of x [n, d] over *unit^2, a power of two near the largest magnitude; times weight[row] where not NULL. */
 void dkv_twinSquares(const double *x, int64_t n, int64_t d, const float *weight, float *out, double *unit);
+
+/* How many of x exceed `least`, and the sum of squares. Sum of w x y. */
+double dkv_twinCount(const double *x, int64_t n, double least, double *squares);
+double dkv_twinWeighted(const float *w, const double *x, const float *y, int64_t n);
 
 /* Absolute variance of a result x of the vector arithmetic, subnormal or flushed. */
 static inline double dkv_twinLeast(const dkv_noise *z, double x) { return fabs(x) < z->flush ? x * x : z->least2; }
@@ -96,22 +102,13 @@ static inline double dkv_twinMean(const float *x, int64_t n) {
 /* Mean square of each column of x [n, d]; what is not finite left out. */
 void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out);
 
-/* A sum of products over `count` more terms went from `before` to `after`; `squares` = sum of terms squared, about.
- * Variance of its roundings: the partial sums squared of a random walk between both ends. */
-static inline double dkv_twinChain(const dkv_noise *z, double fold, double before, double after, double count, double squares) {
-    if (count < 1) return 0;
-    double d = after - before, random = squares - d * d / count;
-    double near = count * before * before + before * d * (count + 1) + d * d * (count + 1) * (2 * count + 1) / (6 * count);
-    near += random > 0 ? random * (count + 1) / 6 : 0;
-    if (before == 0 && !z->truncates) { /* the first term is added to 0 */
-        double first = count == 1 || near < squares ? near / count : squares / count;
-        near -= first;
-    }
-    double least = z->prod_p2 > 0 ? count * z->least2 : 0;
-    if (!(fold > 0)) return z->step2 * near + least;
-    double within = fold < count ? fold : count;
-    return z->unit2 * near / fold + z->step2 * (d * d * within / count + squares) * within / 2 + least;
-}
+/* A sum of products over `count` more terms went from before[c] to after[c]; squares * mean2[c] = sum of terms squared,
+ * about. out[c] += factor * the variance of its roundings: those of a random walk between both ends. */
+typedef struct dkv_chainStep {
+    double count, squares, factor, fold;
+} dkv_chainStep;
+void dkv_twinChain(const dkv_noise *z, dkv_chainStep k, int64_t d, const double *before, const double *after,
+                   const double *mean2, double *out);
 /* Its expected loss, signed as the sum; `size` = sum of |terms|. A sum of random signs loses what the accumulator's own
  * cut takes, DKV_TWIN_CUT of the whole; a sum of one sign all of it. */
 #define DKV_TWIN_CUT 0.16

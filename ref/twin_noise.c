@@ -71,6 +71,12 @@ void dkv_chainSquares(const dkv_noise *z, const float *a, const float *b, int64_
     }
 }
 
+/* E sum_{t>1} T_t^2 of a bridge from 0 to dot whose d terms have the mean square |a|^2 |b|^2/d^2. */
+dkv_quick dkv_makeQuick(int64_t d) {
+    double n = (double)d;
+    return (dkv_quick){(n + 1) * (2 * n + 1) / (6 * n), (n + 1) / (6 * n), 1 / n};
+}
+
 /* The tensor core's step (tolerance page): products and accumulator aligned to the largest exponent, cut below 2^-25 of
  * it, summed, cut to 24 bits, toward zero. */
 static double truncatingStep(double acc, const double *a, const double *b, int64_t n) {
@@ -104,7 +110,9 @@ void dkv_startFit(dkv_chainFit *f) {
     for (int e = 0; e < DKV_CHAIN_BINS; e++) f->var[e] = 1;
 }
 
-void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t n, int64_t d, dkv_chainFit *f) {
+void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t n, int64_t d, bool quick,
+                   dkv_chainFit *f) {
+    dkv_quick q = dkv_makeQuick(d);
     float ua[256], ub[256], tmp, dot, sq;
     double na, nb;
     if (d > 256 || z->unit2 < 0x1p-80) return;
@@ -115,6 +123,7 @@ void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t
         if (!(na > 0) || !(nb > 0)) continue;
         dkv_chainSquares(z, ua, ub, 1, 1, d, &tmp, &dot, &sq);
         for (int64_t c = 0; c < d; c++) sum += a[c] * b[c];
+        if (quick) sq = (float)dkv_quickSquares(q, sum * sum / (na * nb), 1);
         double e = runChain(z, a, b, d) - sum, unit = 1 / (na * nb);
         int bin = dkv_chainBin(sq);
         if (!isfinite(e) || !isfinite(unit)) continue;

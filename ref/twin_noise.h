@@ -62,6 +62,17 @@ void dkv_unitRows(const double *x, int64_t n, int64_t d, float *out, double *nor
 void dkv_chainSquares(const dkv_noise *z, const float *a, const float *b, int64_t m, int64_t n, int64_t d, float *tmp,
                       float *dot, float *sq);
 
+/* The same of one chain, from its sum and both norms squared alone: terms of random size and order. For operands of 16 bits,
+ * whose chains only decide which roundings flip. */
+typedef struct dkv_quick {
+    double sum, terms, first; /* of dot^2; of max(|a|^2 |b|^2/d - dot^2/d, 0) * d; of |a|^2 |b|^2 */
+} dkv_quick;
+dkv_quick dkv_makeQuick(int64_t d);
+static inline double dkv_quickSquares(dkv_quick q, double dot2, double size) {
+    double random = size - dot2;
+    return q.sum * dot2 + (random > 0 ? q.terms * random : 0) - (q.first < 1 ? q.first * size : q.sum * dot2);
+}
+
 /* What chains of these operands really lose: `var` as a factor on the model's variance and `gain` (mean relative error of
  * the sum), by bin of sq. 1 and 0 until measured. */
 typedef struct dkv_chainFit {
@@ -72,7 +83,8 @@ typedef struct dkv_chainFit {
 } dkv_chainFit;
 void dkv_startFit(dkv_chainFit *f);
 /* Runs the declared chain on a_i . b_j for n sampled pairs ([n, d] each; in the operands' own precision). */
-void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t n, int64_t d, dkv_chainFit *f);
+void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t n, int64_t d, bool quick,
+                   dkv_chainFit *f);
 void dkv_endFit(dkv_chainFit *f);
 static inline int dkv_chainBin(float sq) {
     uint32_t u;

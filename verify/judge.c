@@ -30,7 +30,6 @@
 #define CLIP_MIN 9.0
 #define CLIP_MAX 100.0
 #define EXACT 0x1p-42   /* sigma below this share of the value: nothing was rounded */
-#define COINCIDENCE 1e-6 /* |z| below: both are exact, and tell nothing about sigma */
 
 /* Geometry of one tensor: rows x heads vectors of d elements; LSE lies [head, row]. */
 typedef struct shape {
@@ -179,7 +178,6 @@ static bool measureRow(const double *got, const double *twin, const double *sigm
             s2 = h * h / 12;
         }
         z = isfinite(e) ? e / sqrt(s2) : top;
-        if (fabs(z) < COINCIDENCE) continue;
         n++;
         square += z * z < clip ? z * z : clip;
         mean += z > top ? top : z < -top ? -top : z;
