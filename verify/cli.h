@@ -32,7 +32,7 @@ typedef struct dkv_cli {
     double timeout, budget, level;
     int jobs, repeats, cases, seeds;
     const char *seed, *time, *shard, *profile, *faults; /* words of fuzz/options.h */
-    bool resume;
+    bool resume, no_shrink, no_matrix;
     const char **words; /* the rest, owned array of borrowed strings */
     int n_words;
 } dkv_cli;

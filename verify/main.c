@@ -32,6 +32,10 @@ static const dkv_command commands[] = {
      dkv_cmdFuzz},
     {"shrink", DKV_CMD_SHRINK, false, "LINE --kernel K", "the smallest line that fails for the same reason",
      "The same reason: the same status, and the same tensor first.\n", dkv_cmdShrink},
+    {"power", DKV_CMD_POWER, false, "--kernel K [SUITE...]", "planted faults: which are found, and how soon",
+     "For a kernel with planted faults (`dualkv list faults`). Also what usual tolerances would have found on\n"
+     "the same cases. SUITE: whether it finds them alone. Exit: 1 a false alarm, 4 a fault was missed.\n",
+     dkv_cmdPower},
     {"version", DKV_CMD_VERSION, false, "", "what was built, by what", "", dkv_cmdVersion},
     {"help", DKV_CMD_HELP, false, "[--all] [COMMAND]", "this page, or a command's", "", dkv_cmdHelp},
 };
