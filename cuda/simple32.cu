@@ -10,6 +10,7 @@
  *   forward  a block a query tile and head, walks key tiles          O, LSE
  *   dq       the same                                                dQ
  *   dkdv     a block a key tile, KV head and split of the walk       dK, dV: all descendants and query heads
+ *            (prompt tiles of all heads first: they walk the furthest)
  *
  * Gradient accumulators are added to memory every DKV_FOLD_TILES tiles, so that no chain is longer than 2048
  * products. Pairs that are masked get P = dS = 0 by selection, never by a product with a value that may be
@@ -318,11 +319,12 @@ static __device__ __forceinline__ int find_range(const dkv_args &a, const dualkv
 }
 
 template <int N>
-__global__ void __launch_bounds__(THREADS) dkdv32_kernel(const __grid_constant__ dkv_args a, int64_t tiles) {
+__global__ void __launch_bounds__(THREADS) dkdv32_kernel(const __grid_constant__ dkv_args a) {
     __shared__ shared32 sm;
     int64_t tile;
-    int kvh = (int)(blockIdx.x / tiles) % a.p.hkv, split = (int)(blockIdx.x / tiles / a.p.hkv);
-    int owner = dkv_findSegment(a, blockIdx.x % tiles, TILE, 1, &tile), heads = a.p.hq / a.p.hkv;
+    unsigned walks = (unsigned)(a.p.hkv * a.splits), walk = blockIdx.x % walks;
+    int kvh = (int)walk % a.p.hkv, split = (int)walk / a.p.hkv, heads = a.p.hq / a.p.hkv;
+    int owner = dkv_findSegment(a, blockIdx.x / walks, TILE, 1, &tile);
     const dualkv_segment own = a.p.segments[owner];
     if (tile * TILE >= own.k_len) return;
     int c0 = (int)tile * TILE, keys = (int)dkv_walkMin(TILE, own.k_len - c0);
@@ -386,7 +388,7 @@ template <int N> static cudaError_t backward32_launch(const dkv_args &a, cudaStr
     cudaError_t e = cudaSuccess;
     int64_t tiles = dkv_virtualTiles(&a.p, TILE, 0), key_tiles = dkv_virtualTiles(&a.p, TILE, 1);
     if (a.p.tk) {
-        dkdv32_kernel<N><<<(unsigned)(key_tiles * a.p.hkv * a.splits), THREADS, 0, stream>>>(a, key_tiles);
+        dkdv32_kernel<N><<<(unsigned)(key_tiles * a.p.hkv * a.splits), THREADS, 0, stream>>>(a);
         e = cudaGetLastError();
     }
     if (e != cudaSuccess || a.p.tq == 0) return e;

@@ -1,14 +1,14 @@
 /* test_device.c: the CUDA kernels against the fp64 oracle on a device, through the public ABI and device.h.
  *
- *     test_device [--lib libdualkv_cuda.so] [--kernel NAME] [--options OPT] [--once] [LINE...]
+ *     test_device [--lib libdualkv_cuda.so] [--kernel NAME] [--options OPT] [--once | --repeat N] [LINE...]
  *     test_device --list | --probe | --ipc | --time LINE...
  *
  * Without lines: the list below, in fp32 too (--list prints it). For each tensor: max over its elements of
  * |got - truth| / bound, where the bound is derived from the arithmetic that the kernel declares (oracle.h),
  * the rms of the difference over the rms of the truth, and z, the rms of got - twin in standard deviations.
  * Outputs and gaps between rows start as 0xFF bytes; gaps must keep them. Unless --once, each case runs twice
- * more, from a graph and beside a busy device, and must give the same bits where the kernel promises so.
- * Exit 0, or 1 where something failed, 3 where nothing ran. */
+ * more, from a graph and beside a busy device (--repeat: N times more, idle and busy in turn), and must give
+ * the same bits where the kernel promises so. Exit 0, or 1 where something failed, 3 where nothing ran. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
@@ -67,7 +67,7 @@ static const char *const lines[] = {
 static const dkv_device_ops *ops;
 static const dualkv_kernel *kernel;
 static void *self;
-static int once; /* --once */
+static int once, repeats; /* --once, --repeat */
 
 static void die(const char *what) {
     fprintf(stderr, "%s: %s\n", what, ops ? ops->error() : "");
@@ -133,10 +133,9 @@ static void put(buffer *b, const void *from) {
     TRY(ops->copyIn(b->t.data, b->host, b->bytes, NULL));
 }
 
-/* Reads the buffer back into canonical order; returns how many bytes of gaps were changed. */
-static int64_t get(buffer *b, void *to) {
+/* What was read back, in canonical order; returns how many bytes of gaps were changed. */
+static int64_t gather(buffer *b, void *to) {
     int64_t changed = 0;
-    TRY(ops->copyOut(b->host, b->t.data, b->bytes, NULL));
     for (int64_t i = 0; i < count(b); i++) {
         unsigned char *p = b->host + (size_t)at(b, i) * b->element;
         memcpy((char *)to + (size_t)i * b->element, p, b->element);
@@ -277,7 +276,8 @@ static int judge(const device_case *c, int i, const double *got, const dkv_oracl
     }
     printf("  %s %.3f %.1e", names[i], worst, size > 0 ? sqrt(error / size) : 0);
     if (oracle->has_twin[id] && n) printf(" z %.2f", sqrt(z2 / (double)n));
-    if (wrong) printf(" [%lld of %lld wrong, first at %lld]", (long long)wrong, (long long)n, (long long)where);
+    if (wrong)
+        printf(" [%lld of %lld wrong, first at %lld]", (long long)wrong, (long long)n, (long long)where);
     return wrong != 0;
 }
 
@@ -326,31 +326,39 @@ static int checkCase(const char *line) {
     for (int i = 0; i < O; i++)
         if (c.b[i].t.data) put(&c.b[i], from[i]);
     const int promised = kernel->deterministic(self, &c.l.view);
-    void *first[BUFFERS] = {NULL};
+    void *first[BUFFERS] = {NULL}, *image[BUFFERS] = {NULL};
     int64_t changed = 0;
     int differ = 0;
     printf("%s\n", line);
-    for (int how = 0; how < (once ? 1 : 3); how++) {
+    for (int run = 0; run < (once ? 1 : 3 + repeats); run++) {
+        const int how = run < 3 ? run : run % 2 * 2;
         runCase(&c, how);
         for (int i = O; i < BUFFERS; i++) {
-            if (!c.b[i].t.data) continue;
-            size_t n = (size_t)count(&c.b[i]) * c.b[i].element;
-            void *got = malloc(n + 1);
-            if (!got) die("out of memory");
-            changed += get(&c.b[i], got);
-            if (how && (promised || i < DQ) && memcmp(got, first[i], n)) differ |= 1 << how;
-            if (how)
-                free(got);
-            else
-                first[i] = got;
+            buffer *b = &c.b[i];
+            if (!b->t.data) continue;
+            TRY(ops->copyOut(b->host, b->t.data, b->bytes, NULL));
+            if (run) {
+                if ((promised || i < DQ) && memcmp(b->host, image[i], b->bytes)) differ |= 1 << how;
+                continue;
+            }
+            image[i] = malloc(b->bytes + 1);
+            first[i] = malloc((size_t)count(b) * b->element + 1);
+            if (!image[i] || !first[i]) die("out of memory");
+            memcpy(image[i], b->host, b->bytes);
+            changed += gather(b, first[i]);
         }
     }
     bad |= judgeAll(&c, &in, &arithmetic, first, &oracle);
     if (changed) printf("  [%lld bytes between rows changed]", (long long)changed);
-    if (differ) printf("  [other bits:%s%s]", differ & 2 ? " graph" : "", differ & 4 ? " busy" : "");
+    if (differ)
+        printf("  [other bits:%s%s%s]", differ & 1 ? " plain" : "", differ & 2 ? " graph" : "",
+               differ & 4 ? " busy" : "");
     bad |= changed || differ;
     printf("\n  %s\n", bad ? "FAIL" : "ok");
-    for (int i = 0; i < BUFFERS; i++) free(first[i]);
+    for (int i = 0; i < BUFFERS; i++) {
+        free(first[i]);
+        free(image[i]);
+    }
     closeCase(&c);
     dkv_freeInputs(&in);
     dkv_freeOracle(&oracle);
@@ -501,6 +509,8 @@ int main(int argc, char **argv) {
             timing = 1;
         else if (!strcmp(argv[i], "--once"))
             once = 1;
+        else if (!strcmp(argv[i], "--repeat") && i + 1 < argc)
+            repeats = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--ipc"))
             ipc = 1;
         else if (!strcmp(argv[i], "--open") && i + 1 < argc)
