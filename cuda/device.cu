@@ -100,8 +100,10 @@ static int device_launchGraph(void *graph, void *stream) {
 }
 static int device_closeGraph(void *graph) { return TRY(cudaGraphExecDestroy((cudaGraphExec_t)graph)); }
 
-/* Small blocks, so that they fit beside a kernel that takes most of a multiprocessor. */
+/* On half of the multiprocessors only: a kernel under test may need all registers of one, or another division
+ * between shared memory and cache, and would otherwise wait for the busy kernel's end. */
 #define BUSY_WORDS (1 << 22)
+#define BUSY_THREADS 512
 struct busy {
     cudaStream_t stream;
     volatile int *stop; /* pinned host memory */
@@ -114,9 +116,10 @@ static __device__ __forceinline__ uint64_t global_ns() {
     return t;
 }
 
-__global__ void __launch_bounds__(64) busy_kernel(const volatile int *stop, float *scratch, uint64_t ns) {
+__global__ void __launch_bounds__(BUSY_THREADS)
+    busy_kernel(const volatile int *stop, float *scratch, uint64_t ns) {
     uint64_t end = global_ns() + ns;
-    unsigned at = blockIdx.x * 64 + threadIdx.x;
+    unsigned at = blockIdx.x * BUSY_THREADS + threadIdx.x;
     float x = (float)at;
     while (!*stop && global_ns() < end)
         for (int i = 0; i < 64; i++) {
@@ -127,10 +130,14 @@ __global__ void __launch_bounds__(64) busy_kernel(const volatile int *stop, floa
         }
 }
 
-static int device_stopBusy(void *handle) {
+static int device_stopBusy(void *handle, int *beside) {
     busy *b = (busy *)handle;
     int rc = 0;
     if (!b) return 0;
+    if (beside) {
+        *beside = b->stream && cudaStreamQuery(b->stream) == cudaErrorNotReady;
+        (void)cudaGetLastError(); /* "not ready" is no error */
+    }
     if (b->stop) *b->stop = 1;
     if (b->stream) rc = TRY(cudaStreamSynchronize(b->stream)) | TRY(cudaStreamDestroy(b->stream));
     rc |= TRY(cudaFree(b->scratch)) | TRY(cudaFreeHost((void *)b->stop));
@@ -151,11 +158,12 @@ static int device_startBusy(double seconds, void **handle) {
         TRY(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking)))
         goto fail;
     *b->stop = 0;
-    busy_kernel<<<(unsigned)(2 * sms), 64, 0, b->stream>>>(b->stop, b->scratch, (uint64_t)(seconds * 1e9));
+    busy_kernel<<<(unsigned)((sms + 1) / 2), BUSY_THREADS, 0, b->stream>>>(b->stop, b->scratch,
+                                                                           (uint64_t)(seconds * 1e9));
     if (TRY(cudaGetLastError())) goto fail;
     return 0;
 fail:
-    device_stopBusy(b);
+    device_stopBusy(b, NULL);
     *handle = NULL;
     return 1;
 }

@@ -59,10 +59,11 @@ typedef struct dkv_device_ops {
     int (*launchGraph)(void *graph, void *stream);
     int (*closeGraph)(void *graph);
 
-    /* A kernel on a stream of its own that computes and moves memory on every multiprocessor beside other
-     * work, until stopBusy or `seconds` have passed. In between, sync() and release() wait for it. */
+    /* A kernel on a stream of its own that computes and moves memory on half of the multiprocessors beside
+     * other work, until stopBusy or `seconds` have passed. In between, sync() and release() wait for it.
+     * *beside: 1 where it was still running when stopBusy was called (NULL: not asked). */
     int (*startBusy)(double seconds, void **busy);
-    int (*stopBusy)(void *busy);
+    int (*stopBusy)(void *busy, int *beside);
 
     int (*openEvent)(void **event);
     int (*closeEvent)(void *event);

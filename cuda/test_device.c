@@ -215,20 +215,23 @@ static void launchCase(device_case *c, int backward_only) {
     if (c->l.view.grad && kernel->backward(self, &c->launch, err, sizeof err)) die(err);
 }
 
-/* Poisons outputs and workspace, then runs: 0 plainly, 1 from a graph, 2 beside a busy device. */
-static void runCase(device_case *c, int how) {
+/* Poisons outputs and workspace, then runs: 0 plainly, 1 from a graph, 2 beside a busy device. Returns 0
+ * where that device was no longer busy at the end. */
+static int runCase(device_case *c, int how) {
     void *graph = NULL, *busy = NULL;
+    int beside = 1;
     for (int i = O; i < BUFFERS; i++) TRY(ops->fill(c->b[i].t.data, 0xff, c->b[i].bytes, c->stream));
     TRY(ops->fill(c->launch.workspace, 0xff, c->launch.workspace_size, c->stream));
     TRY(ops->syncStream(c->stream));
     if (how == 1) TRY(ops->beginGraph(c->stream));
-    if (how == 2) TRY(ops->startBusy(5, &busy));
+    if (how == 2) TRY(ops->startBusy(1, &busy));
     launchCase(c, 0);
     if (how == 1) TRY(ops->endGraph(c->stream, &graph) || ops->launchGraph(graph, c->stream));
     TRY(ops->syncStream(c->stream));
     if (how == 1) TRY(ops->closeGraph(graph));
-    if (how == 2) TRY(ops->stopBusy(busy));
+    if (how == 2) TRY(ops->stopBusy(busy, &beside));
     TRY(ops->sync());
+    return beside;
 }
 
 /* Packed inputs, normal values. */
@@ -328,11 +331,11 @@ static int checkCase(const char *line) {
     const int promised = kernel->deterministic(self, &c.l.view);
     void *first[BUFFERS] = {NULL}, *image[BUFFERS] = {NULL};
     int64_t changed = 0;
-    int differ = 0;
+    int differ = 0, alone = 0;
     printf("%s\n", line);
     for (int run = 0; run < (once ? 1 : 3 + repeats); run++) {
         const int how = run < 3 ? run : run % 2 * 2;
-        runCase(&c, how);
+        alone += !runCase(&c, how);
         for (int i = O; i < BUFFERS; i++) {
             buffer *b = &c.b[i];
             if (!b->t.data) continue;
@@ -353,7 +356,8 @@ static int checkCase(const char *line) {
     if (differ)
         printf("  [other bits:%s%s%s]", differ & 1 ? " plain" : "", differ & 2 ? " graph" : "",
                differ & 4 ? " busy" : "");
-    bad |= changed || differ;
+    if (alone) printf("  [%d runs ended after the busy kernel]", alone);
+    bad |= changed || differ || alone;
     printf("\n  %s\n", bad ? "FAIL" : "ok");
     for (int i = 0; i < BUFFERS; i++) {
         free(first[i]);
