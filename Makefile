@@ -23,6 +23,7 @@ TESTS := $(patsubst %.c,%,$(wildcard $(addsuffix /test_*.c,$(ROOMS))))
 HDRS  := $(wildcard $(addsuffix /*.h,$(ROOMS) cuda))
 
 .DEFAULT_GOAL := help
+.SECONDARY:
 .PHONY: help all test test-unit test-one verify bench deps install bundle cuda clean FORCE
 
 help: ## this list
