@@ -15,6 +15,7 @@ enum { MASK, MODIFIER, DTYPE, DIM, RATIO, EDGE, FILL, LAYOUT, RUN, N_FACTORS };
 enum { FREE_MODIFIER, SCALE, SOFTCAP, ALIBI, SINK, DLSE, NO_GRADIENT, N_MODIFIERS };
 
 #define RECORDED_EVERY 16 /* cases */
+#define TIGHT 64          /* attempts after which only what is asked for is drawn */
 
 static const struct {
     const char *name;
@@ -190,9 +191,9 @@ static void putShape(draws *d) {
     const char *fill = NULL, *help;
     fill = dkv_listFill(d->level[FILL], &help);
     const bool planted = !d->recorded && (!strcmp(fill, "nanresp") || !strcmp(fill, "infresp"));
-    uint32_t groups = edge == DKV_EDGE_GROUPS                              ? 2 + below(d, 2)
-                      : oneIn(d, 6) || (planted && edge == DKV_EDGE_PLAIN) ? 2
-                                                                           : 1;
+    bool second = edge == DKV_EDGE_GROUPS || (planted && edge == DKV_EDGE_PLAIN);
+    second = second || (d->attempt < TIGHT && oneIn(d, 6));
+    uint32_t groups = !second ? 1 : edge == DKV_EDGE_GROUPS ? 2 + below(d, 2) : 2;
     /* With mask=full or prefix a limit may not cut through tokens that have queries. */
     const bool cut = edge == DKV_EDGE_LIMIT && (d->level[MASK] == FULL || d->level[MASK] == PREFIX);
     put(d, "shape=");
@@ -226,7 +227,8 @@ static void putMask(draws *d) {
 static void putHeads(draws *d) {
     static const char *const dtypes[] = {"bf16", "fp16", "fp32"};
     const char *const *words = dims[d->level[DIM]];
-    uint32_t n = 0, ratio = ratios[d->level[RATIO]], hkv = oneIn(d, 3) ? 2 + below(d, 2) : 1;
+    uint32_t n = 0, ratio = ratios[d->level[RATIO]],
+             hkv = d->attempt < TIGHT && oneIn(d, 3) ? 2 + below(d, 2) : 1;
     while (words[n]) n++;
     if (d->recorded)
         put(d, " heads=%s dim=256", oneIn(d, 3) ? "8:2" : "4:1");
@@ -237,7 +239,7 @@ static void putHeads(draws *d) {
 
 /* The modifier of the covering array, and others beside it. */
 static void putModifiers(draws *d, const char *fill) {
-    static const char *const scales[] = {"0.01", "0.05", "0.125", "0.3", "0.7"}, *const caps[] = {"0.5", "5",
+    static const char *const scales[] = {"0.01", "0.05", "0.12", "0.3", "0.7"}, *const caps[] = {"0.5", "5",
                                                                                                   "20", "50"};
     static const char *const sinks[] = {"-20", "-1", "0", "1.5", "10"};
     const int m = d->level[MODIFIER];
@@ -364,6 +366,7 @@ int dkv_sampleCase(const dkv_sampler *s, uint64_t n, dkv_problem *p, dkv_err *er
     draws d = {.s = s, .n = n, .longest = profiles[s->profile].longest, .recorded = isRecorded(n)};
     dkv_err why = {0};
     drawLevels(&d);
+    const int64_t least = d.level[EDGE] == DKV_EDGE_LONG ? 30 : d.level[EDGE] == DKV_EDGE_TILE ? 17 : 8;
     for (d.attempt = 1; d.attempt < 1000; d.attempt++) {
         d.len = d.used = 0;
         d.forced = true;
@@ -374,7 +377,7 @@ int dkv_sampleCase(const dkv_sampler *s, uint64_t n, dkv_problem *p, dkv_err *er
             if (accepted(&d, p)) return 0;
             dkv_freeProblem(p);
         }
-        if (d.attempt % 8 == 0) d.longest = d.longest > 8 ? d.longest * 7 / 8 : 8;
+        if (d.attempt % 8 == 0 && d.longest > least) d.longest = d.longest * 7 / 8;
     }
     *p = (dkv_problem){0};
     return dkv_fail(err, DKV_EHARNESS, "no problem %" PRIu64 " of seed %" PRIu64 " within work %g: %.200s", n,
