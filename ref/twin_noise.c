@@ -148,7 +148,7 @@ void dkv_endFit(dkv_chainFit *f) {
             }
         if (count < 16 || !(model > 0)) continue;
         f->gain[e] = size > 0 ? (float)(drift / size) : 0;
-        f->var[e] = (float)(real / model);
+        f->var[e] = (float)((real - (size > 0 ? drift * drift / size : 0)) / model);
     }
 }
 

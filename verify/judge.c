@@ -17,13 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../data/fill.h"
 #include "../ref/dtype.h"
 
 #define SIGMA 1.25
 #define MEAN 0.35
 #define GAIN (1.0 / 16) /* of the output's unit roundoff */
-#define UNDEFINED 2     /* region of what may be NaN: see markUndefined */
 #define PARTS 3         /* the tensor, its prompts, its responses */
 #define TESTS (3 * PARTS)
 #define SHARED 16
@@ -99,7 +97,7 @@ static void judgeBound(const dkv_layout *l, const dualkv_arithmetic *a, const dk
     int32_t format = id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : a->out_format;
     int64_t worst_row = -1;
     for (int64_t row = 0; row < s->rows; row++)
-        for (int64_t h = 0; h < s->heads && region[row] != UNDEFINED; h++)
+        for (int64_t h = 0; h < s->heads; h++)
             for (int64_t at = vectorAt(s, row, h), c = 0; c < s->d; c++, at++) {
                 double r = ratioOf(got[at], truth[at], bound[at], id == DKV_LSE, format);
                 dkv_part *part = &j->region[region[row]];
@@ -152,7 +150,7 @@ static int64_t gatherRows(const shape *s, const uint8_t *region, const double *t
                           row_stat *rows) {
     int64_t n = 0;
     for (int64_t row = 0; row < s->rows; row++)
-        for (int64_t h = 0; h < s->heads && region[row] != UNDEFINED; h++) {
+        for (int64_t h = 0; h < s->heads; h++) {
             int64_t at = vectorAt(s, row, h), use = 0;
             for (int64_t c = 0; c < s->d; c++) use += isfinite(twin[at + c]) && isfinite(sigma2[at + c]);
             if (use) rows[n++] = (row_stat){.hash = hashVector(twin + at, s->d), .at = at, .region = region[row]};
@@ -323,18 +321,6 @@ done:
     return code;
 }
 
-/* Fills that plant NaN or infinity in one segment: its own rows are what they are, and gradients of its and its
- * ancestors' keys rightly receive it, those of keys masked from all its rows included (0 times NaN). */
-static void markUndefined(const dkv_problem *p, const dkv_layout *l, const shape *s, uint8_t *region) {
-    bool plants = !s->sums && (!strcmp(p->fill, "nanresp") || !strcmp(p->fill, "infresp"));
-    int32_t at = plants ? dkv_victimNode(p) : -1;
-    for (; at >= 0; at = s->keys ? p->nodes[at].parent : -1) {
-        const dualkv_segment *seg = &l->view.segments[at];
-        if (s->keys) memset(region + seg->k_start, UNDEFINED, (size_t)seg->k_len);
-        else memset(region + seg->q_start, UNDEFINED, (size_t)seg->q_len);
-    }
-}
-
 int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arithmetic *a, const dkv_oracle *o,
                     dkv_tensor_id id, const double *got, double level, dkv_judgement *out, dkv_err *err) {
     int64_t n[DKV_N_OUTPUTS];
@@ -354,7 +340,6 @@ int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arit
         const dualkv_segment *seg = &l->view.segments[e];
         memset(region + (s.keys ? seg->k_start : seg->q_start), seg->depth > 0, (size_t)(s.keys ? seg->k_len : seg->q_len));
     }
-    markUndefined(p, l, &s, region);
     judgeBound(l, a, o, id, &s, region, got, out);
     if (o->has_twin[id]) code = judgeTwin(l, a, o, id, &s, region, got, level, out, err);
     free(region);
