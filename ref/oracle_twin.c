@@ -11,7 +11,7 @@
 #include "twin_impl.h"
 
 #define TABLE_MAX ((int64_t)1 << 25) /* most maxima kept for key tiles that do not divide ours */
-#define FIT_ROWS 64
+#define FIT_ROWS 32
 #define FIT_KEYS 64
 
 void dkv_twinSquares(const double *x, int64_t n, int64_t d, const float *weight, float *out, double *unit) {
@@ -198,7 +198,6 @@ static void loadBlock(dkv_twin *t) {
         t->steps[t->n_steps] = at;
         if (!dkv_nextTile(&t->h, &t->b, &at)) break;
     }
-    dkv_twinRewind(t);
 }
 
 /* Runs sampled chains: rows and keys evenly spread over the problem, whatever the mask. */
@@ -315,6 +314,24 @@ static void finishHead(dkv_twin *t) {
     }
 }
 
+static void runBlock(dkv_twin *t, bool forward, bool backward) {
+    t->has_exact = forward;
+    if (forward) dkv_twinBeginForward(t);
+    if (backward) dkv_twinBeginBackward(t);
+    for (dkv_twinRewind(t); dkv_twinTile(t);) {
+        if (backward) dkv_twinBackwardPairs(t);
+        for (int64_t i = 0; i < t->b.m; i++) {
+            dkv_twinScoreRow(t, i);
+            if (forward) dkv_twinForwardRow(t, i);
+            if (backward) dkv_twinBackwardRow(t, i);
+        }
+        if (forward) dkv_twinForwardTile(t);
+        if (backward) dkv_twinBackwardTile(t);
+    }
+    if (forward) dkv_twinEndForward(t);
+    if (backward) dkv_twinEndBackward(t);
+}
+
 static int runHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
     const dkv_problem *p = t->p;
     int code;
@@ -341,10 +358,10 @@ static int runHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
     t->b.node = -1;
     t->b.r1 = 0;
     while (dkv_stepBlock(&t->h, &t->b)) {
+        bool grad = t->in->d_o != NULL, two = grad && t->a->delta_exact;
         loadBlock(t);
-        dkv_twinForward(t);
-        dkv_twinRewind(t);
-        if (t->in->d_o) dkv_twinBackward(t);
+        runBlock(t, true, grad && !two);
+        if (two) runBlock(t, false, true);
     }
     finishHead(t);
     return DKV_OK;
@@ -404,7 +421,10 @@ typedef struct buffer {
 
 #define DOUBLES(field, count) {&t->field, count, sizeof(double)}
 #define FLOATS(field, count) {&t->field, count, sizeof(float)}
-#define BUFFERS 80
+#define ROWS(sum) \
+    DOUBLES(sum.acc, m * d), DOUBLES(sum.chain, m * d), DOUBLES(sum.loss, m * d), DOUBLES(sum.a1, m * d), \
+        DOUBLES(sum.a2, m * d), DOUBLES(sum.terms, m), DOUBLES(sum.now, m), DOUBLES(sum.var, m)
+#define BUFFERS 100
 
 static int allocate(dkv_twin *t, const buffer *all, size_t n, void **owned, int *count, dkv_err *err) {
     for (size_t e = 0; e < n; e++) {
@@ -432,16 +452,16 @@ static int openTwin(dkv_twin *t, void **owned, int *count, dkv_err *err) {
     if (tiles && tiles > TABLE_MAX / m) t->table = false, t->out->has_twin[DKV_O] = false, tiles = 0;
     const buffer all[] = {
         FLOATS(equal_k, tk), FLOATS(equal_kv, tk), FLOATS(equal_any, tq * t->h.g), FLOATS(equal_own, tq * t->h.g), FLOATS(q1, m * d),
-        FLOATS(o1, m * d), DOUBLES(q_norm, m), DOUBLES(o_norm, m), DOUBLES(before, most * d), DOUBLES(acc, m * d),
-        DOUBLES(chain, m * d), DOUBLES(loss, m * d), DOUBLES(a1, m * d), DOUBLES(a2, m * d), FLOATS(prod, most * d),
-        DOUBLES(max, m), DOUBLES(sum, m), DOUBLES(sum_var, m), DOUBLES(lost, m), DOUBLES(terms, m), DOUBLES(now, m),
+        FLOATS(o1, m * d), DOUBLES(q_norm, m), DOUBLES(o_norm, m), DOUBLES(before, most * d), FLOATS(prod, most * d),
+        ROWS(o), ROWS(dq), DOUBLES(p_keys, m * n), FLOATS(w_keys, m * n), FLOATS(flat_keys, n * d),
+        DOUBLES(max, m), DOUBLES(sum, m), DOUBLES(sum_var, m), DOUBLES(lost, m), DOUBLES(lse_var, m), DOUBLES(lse_kernel, m),
         DOUBLES(score_var, m), DOUBLES(delta, m), DOUBLES(delta_var, m), DOUBLES(lse, m), DOUBLES(tile_max, m * tiles),
         DOUBLES(o_kernel, m * d), DOUBLES(o_exact, m * d), DOUBLES(o_var, m * d), FLOATS(q2, m * d), FLOATS(do2, m * d), FLOATS(flat, m * d), FLOATS(k1, n * d),
         FLOATS(v1, n * d), FLOATS(k2, n * d), FLOATS(v2, n * d), DOUBLES(k_norm, n), DOUBLES(v_norm, n),
         DOUBLES(s, m * n), DOUBLES(cap, m * n), DOUBLES(dp, m * n), DOUBLES(vs, n), DOUBLES(vd, n), FLOATS(sq, m * n),
         FLOATS(dot, m * n), FLOATS(tmp, m * n), FLOATS(sq_dp, m * n), FLOATS(dot_dp, m * n), FLOATS(w, m * n),
         FLOATS(w2, m * n), DOUBLES(wide, m * n), DOUBLES(col, n), DOUBLES(col_n, n),
-        DOUBLES(row_ds2, m), DOUBLES(row_var, m), DOUBLES(col_p2, n), DOUBLES(col_ds2, n), DOUBLES(col_vp, n),
+        DOUBLES(row_ds2, m), DOUBLES(col_p2, n), DOUBLES(col_ds2, n), DOUBLES(col_vp, n),
         DOUBLES(col_vds, n), DOUBLES(k_mean2, d),
         DOUBLES(v_mean2, d), DOUBLES(q_mean2, d), DOUBLES(do_mean2, d),
         {&t->steps, t->a->key_order ? mostTiles(t, n) + 1 : 0, sizeof(dkv_tile)},

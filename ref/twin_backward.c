@@ -38,13 +38,13 @@ static void exactOutputs(dkv_twin *t) {
     if (t->out->has_twin[DKV_O]) return;
     dkv_getRows(&t->h, &t->b, t->out->truth.o, d, t->o_kernel);
     for (int64_t e = 0; e < m * d; e++)
-        t->o_var[e] = DKV_ROUND_VAR * u * u * (t->o_kernel[e] * t->o_kernel[e] + t->v_mean2[e % d] / fmax(t->terms[e / d], 1));
+        t->o_var[e] = DKV_ROUND_VAR * u * u * (t->o_kernel[e] * t->o_kernel[e] + t->v_mean2[e % d] / fmax(t->o.terms[e / d], 1));
 }
 
 /* Row sums that the sink's gradient is made of: -p_sink delta. */
 static void sinkRow(dkv_twin *t, int64_t i) {
     int64_t g = i % t->h.g;
-    double x = t->in->sink[t->h.kvh * t->h.g + g] - t->lse[i], p = t->lse[i] == -INFINITY ? 0 : exp(x), y = p * t->delta[i];
+    double lse = t->lse_kernel[i], x = t->in->sink[t->h.kvh * t->h.g + g] - lse, p = lse == -INFINITY ? 0 : exp(x), y = p * t->delta[i];
     double rel = p > 0 ? t->z.exp2 + t->z.unit2 * (x * x + 1) : 0, old = t->sink_sum[g];
     t->sink_sum[g] -= y;
     t->sink_var[g] += p * p * t->delta_var[i] + y * y * rel;
@@ -89,6 +89,28 @@ static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double
     }
 }
 
+/* The same in quick mode: no softcap, P and dS rounded, nothing subnormal that matters beside their own spacing. */
+DKV_CLONES
+static void quickPairs(const dkv_twin *t, int64_t n, const pairRow *r, double lse, double delta, double delta_var) {
+    dkv_rounder f_p = t->round_p, f_ds = t->round_ds;
+    dkv_spacing u_p = t->ulp_p, u_ds = t->ulp_ds;
+    double unit2 = t->z.unit2, exp2 = t->z.exp2, over = 1 / unit2;
+    const double *vs = t->vs, *vd = t->vd, *s = r->s, *dp = r->dp;
+    double *out_p = r->p, *out_ds = r->ds;
+    float *w_p = r->w_p, *w_ds = r->w_ds;
+    for (int64_t j = 0; j < n; j++) {
+        bool sees = s[j] > -DBL_MAX;
+        double x = sees ? s[j] - lse : 0, p = sees ? out_p[j] : 0, dev = sees ? dp[j] - delta : 0;
+        double rel = vs[j] + unit2 * x * x + exp2, p2 = p * p, ds = p * dev;
+        double e2 = ds * ds * (rel + unit2) + p2 * ((sees ? vd[j] : 0) + unit2 * dev * dev + delta_var);
+        double y = dkv_roundBy(f_ds, ds), q = dkv_roundBy(f_p, p);
+        w_p[j] = (float)(dkv_flip(p, q, p2 * rel, dkv_spacingAt(u_p, p)) * over);
+        w_ds[j] = (float)(dkv_flip(ds, y, e2, dkv_spacingAt(u_ds, fabs(ds))) * over);
+        out_ds[j] = y;
+        out_p[j] = q;
+    }
+}
+
 /* Column sums so far of row i's pairs: P, terms that move it, squares. Returns how many terms move the row's sum. */
 DKV_CLONES
 static double sumPairs(dkv_twin *t, int64_t i, int64_t n, const double *p, const double *ds) {
@@ -112,7 +134,7 @@ static void sumVariances(dkv_twin *t, int64_t i, int64_t n, float equal, const f
         vp[j] += w_p[j] * by_p;
         vds[j] += w_ds[j] * by_ds;
     }
-    t->row_var[i] = dkv_twinWeighted(w_ds, t->k_norm, t->equal_kv + t->t.k_row, n);
+    t->dq.var[i] = dkv_twinWeighted(w_ds, t->k_norm, t->equal_kv + t->t.k_row, n);
 }
 
 DKV_CLONES
@@ -208,12 +230,12 @@ static const float *equalRows(const dkv_twin *t) {
     return (t->t.k_row >= seg->k_start ? t->equal_own : t->equal_any) + t->b.q_row * t->h.g;
 }
 
-static void addKeySums(dkv_twin *t, double p_unit, double unit) {
+static void addKeySums(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n;
     const float *equal = equalRows(t);
     double scale = t->p->scale, u2 = t->z.unit2, alike = dkv_twinAlike(dkv_twinMean(equal, m));
-    double p_var = u2 * p_unit * p_unit * (t->quick ? 1 : t->do_unit * t->do_unit);
-    double ds_var = u2 * unit * unit * scale * scale * (t->quick ? 1 : t->q_unit * t->q_unit);
+    double p_var = u2 * t->p_unit * t->p_unit * (t->quick ? 1 : t->do_unit * t->do_unit);
+    double ds_var = u2 * t->ds_unit * t->ds_unit * scale * scale * (t->quick ? 1 : t->q_unit * t->q_unit);
     for (int64_t i = 0; i < m && !t->quick; i++)
         for (int64_t j = i * n; j < (i + 1) * n; j++) {
             t->w[j] *= equal[i];
@@ -241,38 +263,38 @@ static void toFloat(const double *x, int64_t n, double by, bool magnitude, float
 }
 
 /* Variance of dQ's terms (a2), and P k (a1): what delta's error is multiplied by. */
-static void addQueryTerms(dkv_twin *t, double unit) {
+static void addQueryTerms(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n, d = t->p->dqk;
-    double scale = t->p->scale, var = t->z.unit2 * unit * unit * scale * scale, all = dkv_sumOf(t->k_mean2, d);
+    double scale = t->p->scale, var = t->z.unit2 * t->ds_unit * t->ds_unit * scale * scale, all = dkv_sumOf(t->k_mean2, d);
     if (t->quick) {
         for (int64_t i = 0; i < m && all > 0; i++)
-            for (int64_t c = 0; c < d; c++) t->a2[i * d + c] += var * t->row_var[i] / all * t->k_mean2[c];
+            for (int64_t c = 0; c < d; c++) t->dq.a2[i * d + c] += var * t->dq.var[i] / all * t->k_mean2[c];
         return;
     }
     tileProduct(t, t->sq, t->k2, d);
-    for (int64_t e = 0; e < m * d; e++) t->a2[e] += var * t->k_unit * t->k_unit * t->prod[e];
+    for (int64_t e = 0; e < m * d; e++) t->dq.a2[e] += var * t->k_unit * t->k_unit * t->prod[e];
     toFloat(t->s, m * n, 1, false, t->tmp);
     toFloat(t->t.k, n * d, 1 / t->k_unit, false, t->k1);
     tileProduct(t, t->tmp, t->k1, d);
-    for (int64_t e = 0; e < m * d; e++) t->a1[e] += scale * t->k_unit * t->prod[e];
+    for (int64_t e = 0; e < m * d; e++) t->dq.a1[e] += scale * t->k_unit * t->prod[e];
 }
 
-static void addQueries(dkv_twin *t, double unit) {
+static void addQueries(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n, d = t->p->dqk;
     double alike = dkv_twinAlike(dkv_twinMean(t->equal_kv + t->t.k_row, n)), scale = t->p->scale;
-    memcpy(t->before, t->acc, sizeof(double) * (size_t)(m * d));
-    dkv_addRows(&t->h, &t->b, &t->t, scale, t->dp, t->t.k, d, t->t.finite, t->acc, d);
-    addQueryTerms(t, unit);
+    memcpy(t->before, t->dq.acc, sizeof(double) * (size_t)(m * d));
+    dkv_addRows(&t->h, &t->b, &t->t, scale, t->dp, t->t.k, d, t->t.finite, t->dq.acc, d);
+    addQueryTerms(t);
     for (int64_t i = 0; i < m; i++)
-        dkv_twinChain(&t->z, (dkv_chainStep){t->terms[i], scale * scale * t->row_ds2[i], alike, t->z.fold_dq}, d,
-                      t->before + i * d, t->acc + i * d, t->k_mean2, t->chain + i * d);
+        dkv_twinChain(&t->z, (dkv_chainStep){t->dq.now[i], scale * scale * t->row_ds2[i], alike, t->z.fold_dq}, d,
+                      t->before + i * d, t->dq.acc + i * d, t->k_mean2, t->dq.chain + i * d);
     if (!(t->z.gain > 0)) return;
     toFloat(t->dp, m * n, scale, true, t->tmp);
     toFloat(t->t.k, n * d, 1, true, t->k1);
     tileProduct(t, t->tmp, t->k1, d);
     for (int64_t i = 0; i < m; i++)
         for (int64_t e = i * d; e < (i + 1) * d; e++)
-            t->loss[e] += dkv_twinLoss(&t->z, t->z.fold_dq, t->before[e], t->acc[e], t->terms[i], t->prod[e]);
+            t->dq.loss[e] += dkv_twinLoss(&t->z, t->z.fold_dq, t->before[e], t->dq.acc[e], t->dq.now[i], t->prod[e]);
 }
 
 /* A power of two at or above x. */
@@ -287,7 +309,7 @@ static double powerAbove(double x) {
 static double largestP(const dkv_twin *t) {
     double top = -INFINITY;
     for (int64_t i = 0; i < t->b.m; i++) {
-        double x = dkv_maxOf(t->s + i * t->t.n, t->t.n) - (t->lse[i] == -INFINITY ? 0 : t->lse[i]);
+        double x = dkv_maxOf(t->s + i * t->t.n, t->t.n) - (t->lse_kernel[i] == -INFINITY ? 0 : t->lse_kernel[i]);
         top = x > top ? x : top;
     }
     return top > -700 && top < 300 ? powerAbove(exp(top)) : 1;
@@ -299,57 +321,62 @@ static void clearColumns(dkv_twin *t) {
 }
 
 /* Powers of two near the largest P and dS, by which float variances are divided. */
-static double pickUnits(const dkv_twin *t, double *p_unit) {
+static void pickUnits(dkv_twin *t) {
     double top = t->do_unit * t->v_unit;
-    *p_unit = 1;
-    if (t->quick) return 1;
+    t->p_unit = t->ds_unit = 1;
+    if (t->quick) return;
     for (int64_t i = 0; i < t->b.m; i++) {
         double x = fabs(t->delta[i]);
         top = x > top && x <= DBL_MAX ? x : top;
     }
-    *p_unit = largestP(t);
-    return powerAbove(top) * *p_unit;
+    t->p_unit = largestP(t);
+    t->ds_unit = powerAbove(top) * t->p_unit;
 }
 
-static void backwardTile(dkv_twin *t) {
-    int64_t m = t->b.m, n = t->t.n;
-    double p_unit, unit = pickUnits(t, &p_unit);
-    const float *equal = equalRows(t);
+void dkv_twinBackwardPairs(dkv_twin *t) {
+    pickUnits(t);
     dkv_tileDp(&t->h, &t->b, &t->t, t->dp);
-    if (!t->quick) dkv_chainSquares(&t->z, t->o1, t->v1, m, n, t->p->dv, t->tmp, t->dot_dp, t->sq_dp);
+    if (!t->quick)
+        dkv_chainSquares(&t->z, t->o1, t->v1, t->b.m, t->t.n, t->p->dv, t->tmp, t->dot_dp, t->sq_dp);
     clearColumns(t);
-    for (int64_t i = 0; i < m; i++) {
-        double *s = t->s + i * n, *dp = t->dp + i * n, lse = t->lse[i] == -INFINITY ? 0 : t->lse[i];
-        int64_t at = t->quick ? 0 : i * n; /* quick: the variances of this row alone */
-        dkv_twinScoreRow(t, i);
-        dpRow(t, i);
-        pairRow r = {s, dp, t->p->softcap > 0 ? t->cap + i * n : NULL, t->wide, dp, t->w + at, t->w2 + at, t->sq + at};
-        dkv_vexpShift(s, lse, r.p, (size_t)n);
-        pairVariances(t, n, &r, lse, t->delta[i], t->delta_var[i], p_unit, unit);
-        memcpy(s, r.p, sizeof *s * (size_t)n);
-        t->terms[i] = sumPairs(t, i, n, s, dp);
-        if (t->quick) sumVariances(t, i, n, equal[i], t->w, t->w2);
-    }
-    addQueries(t, unit);
-    addKeySums(t, p_unit, unit);
 }
 
-static void finishQueries(dkv_twin *t) {
-    int64_t d = t->p->dqk;
-    for (int64_t i = 0; i < t->b.m; i++)
-        for (int64_t e = i * d; e < (i + 1) * d; e++) {
-            double x = t->acc[e] - t->loss[e], u = dkv_spacingAt(t->ulp_out, fabs(x)), var;
-            bool stored = t->scale_exact && t->a->out_format == DUALKV_FP32;
-            t->acc[e] = x;
-            var = t->chain[e] + t->a2[e] + t->delta_var[i] * t->a1[e] * t->a1[e];
-            t->chain[e] = dkv_twinStored(x, var, stored ? 0 : u, t->a->out_format);
+/* exp(s - LSE): from forward's exp(s - ref) where it was taken just before and both references are near. */
+static void probabilities(const dkv_twin *t, const double *s, double lse, double *p) {
+    for (int64_t e = 0; e < (t->has_exact ? t->n_cuts : 0); e++)
+        if (t->exact_ref[e] != -INFINITY && !(fabs(t->exact_ref[e] - lse) < 300)) {
+            dkv_vexpShift(s, lse, p, (size_t)t->t.n);
+            return;
         }
+    if (!t->has_exact) dkv_vexpShift(s, lse, p, (size_t)t->t.n);
+    for (int64_t e = 0; e < (t->has_exact ? t->n_cuts : 0); e++) {
+        double by = exp(t->exact_ref[e] - lse);
+        for (int64_t j = t->cuts[e]; j < t->cuts[e + 1]; j++) p[j] = t->exact[j] * by;
+    }
 }
 
-void dkv_twinBackward(dkv_twin *t) {
+void dkv_twinBackwardRow(dkv_twin *t, int64_t i) {
+    int64_t n = t->t.n, at = t->quick ? 0 : i * n; /* quick: the variances of this row alone */
+    double *s = t->s + i * n, *dp = t->dp + i * n, lse = t->lse_kernel[i] == -INFINITY ? 0 : t->lse_kernel[i];
+    dpRow(t, i);
+    pairRow r = {s, dp, t->p->softcap > 0 ? t->cap + i * n : NULL, t->wide, dp, t->w + at, t->w2 + at, t->sq + at};
+    probabilities(t, s, lse, r.p);
+    if (t->quick) quickPairs(t, n, &r, lse, t->delta[i], t->delta_var[i]);
+    else pairVariances(t, n, &r, lse, t->delta[i], t->delta_var[i], t->p_unit, t->ds_unit);
+    memcpy(s, r.p, sizeof *s * (size_t)n);
+    t->dq.now[i] = sumPairs(t, i, n, s, dp);
+    if (t->quick) sumVariances(t, i, n, equalRows(t)[i], t->w, t->w2);
+}
+
+void dkv_twinBackwardTile(dkv_twin *t) {
+    addQueries(t);
+    addKeySums(t);
+}
+
+void dkv_twinBeginBackward(dkv_twin *t) {
     int64_t m = t->b.m, d = t->p->dqk;
-    double *zeros[] = {t->acc, t->chain, t->loss, t->a1, t->a2};
-    dkv_getLse(&t->h, &t->b, t->kernel_lse, t->lse);
+    double *zeros[] = {t->dq.acc, t->dq.chain, t->dq.loss, t->dq.a1, t->dq.a2};
+    dkv_getLse(&t->h, &t->b, t->kernel_lse, t->lse_kernel);
     if (t->a->delta_exact) exactOutputs(t);
     else dkv_getRows(&t->h, &t->b, t->kernel_o, t->p->dv, t->o_kernel);
     for (int64_t i = 0; i < m; i++) {
@@ -362,8 +389,18 @@ void dkv_twinBackward(dkv_twin *t) {
     dkv_twinMeans(t->b.q, m, d, t->q_mean2);
     dkv_twinMeans(t->b.d_o, m, t->p->dv, t->do_mean2);
     dkv_unitRows(t->b.d_o, m, t->p->dv, t->o1, t->o_norm);
-    while (dkv_twinTile(t)) backwardTile(t);
-    finishQueries(t);
-    dkv_putRows(&t->h, &t->b, t->acc, d, t->out->twin.dq);
-    dkv_putRows(&t->h, &t->b, t->chain, d, t->out->sigma2.dq);
+}
+
+void dkv_twinEndBackward(dkv_twin *t) {
+    int64_t d = t->p->dqk;
+    bool stored = t->scale_exact && t->a->out_format == DUALKV_FP32;
+    for (int64_t i = 0; i < t->b.m; i++)
+        for (int64_t e = i * d; e < (i + 1) * d; e++) {
+            double x = t->dq.acc[e] - t->dq.loss[e], u = stored ? 0 : dkv_spacingAt(t->ulp_out, fabs(x));
+            double var = t->dq.chain[e] + t->dq.a2[e] + t->delta_var[i] * t->dq.a1[e] * t->dq.a1[e];
+            t->dq.acc[e] = x;
+            t->dq.chain[e] = dkv_twinStored(x, var, u, t->a->out_format);
+        }
+    dkv_putRows(&t->h, &t->b, t->dq.acc, d, t->out->twin.dq);
+    dkv_putRows(&t->h, &t->b, t->dq.chain, d, t->out->sigma2.dq);
 }

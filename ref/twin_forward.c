@@ -6,17 +6,15 @@
 #include "twin_impl.h"
 #include "vexp.h"
 
-#define SUBS (DKV_TILE_KEYS + 1)
-
-/* Key tiles of the kernel within the tile: cuts[0] = 0 < ... < cuts[k] = n; first[]: index among the range's key tiles. */
-static int64_t cutTile(const dkv_twin *t, int64_t *cuts, int64_t *first) {
+/* Key tiles of the kernel within the tile: cuts[0] = 0 < ... < cuts[n_cuts] = n; first_cut: index in the range. */
+static void cutTile(dkv_twin *t) {
     const dualkv_segment *seg = &t->l->view.segments[t->b.node];
     int64_t offset = t->t.j0 - t->l->view.ranges[seg->range_begin + t->t.range].pos, k = 0;
     int64_t size = t->a->key_tile > 0 ? t->a->key_tile : DKV_TILE_KEYS;
-    *first = offset / size;
-    for (int64_t at = 0; at < t->t.n; at = (*first + ++k) * size - offset) cuts[k] = at;
-    cuts[k] = t->t.n;
-    return k;
+    t->first_cut = offset / size;
+    for (int64_t at = 0; at < t->t.n; at = (t->first_cut + ++k) * size - offset) t->cuts[k] = at;
+    t->cuts[k] = t->t.n;
+    t->n_cuts = k;
 }
 
 static int64_t tilesBefore(const dkv_twin *t, int32_t range) {
@@ -30,14 +28,17 @@ static int64_t tilesBefore(const dkv_twin *t, int32_t range) {
 /* A pass over the scores for each key tile's maximum, then the running maximum in the kernel's order. */
 static void fillMaxima(dkv_twin *t) {
     const dualkv_segment *seg = &t->l->view.segments[t->b.node];
-    int64_t cuts[SUBS], first, n = tilesBefore(t, seg->range_count), m = t->b.m;
+    int64_t n = tilesBefore(t, seg->range_count), m = t->b.m;
     for (int64_t e = 0; e < m * n; e++) t->tile_max[e] = -INFINITY;
+    dkv_twinRewind(t);
     while (dkv_twinTile(t)) {
-        int64_t k = cutTile(t, cuts, &first), base = tilesBefore(t, t->t.range) + first;
+        cutTile(t);
+        int64_t base = tilesBefore(t, t->t.range) + t->first_cut;
         for (int64_t i = 0; i < m; i++) {
             dkv_twinScoreRow(t, i);
-            for (int64_t e = 0; e < k; e++) {
-                double x = dkv_maxOf(t->s + i * t->t.n + cuts[e], cuts[e + 1] - cuts[e]), *at = &t->tile_max[i * n + base + e];
+            for (int64_t e = 0; e < t->n_cuts; e++) {
+                double x = dkv_maxOf(t->s + i * t->t.n + t->cuts[e], t->cuts[e + 1] - t->cuts[e]);
+                double *at = &t->tile_max[i * n + base + e];
                 *at = x > *at ? x : *at;
             }
         }
@@ -50,12 +51,12 @@ static void fillMaxima(dkv_twin *t) {
         }
         t->max[i] = top;
     }
-    dkv_twinRewind(t);
 }
 
 /* The reference that each key tile's P is taken against, and the row's own after the tile. Returns what sums so far are
  * multiplied by. */
-static double setMaxima(dkv_twin *t, int64_t i, int64_t k, const int64_t *cuts, int64_t first, double *ref) {
+static double setMaxima(dkv_twin *t, int64_t i, double *ref) {
+    const int64_t *cuts = t->cuts, k = t->n_cuts;
     const dualkv_segment *seg = &t->l->view.segments[t->b.node];
     double old = t->max[i], top = old;
     if (t->a->p_normalised) {
@@ -64,7 +65,7 @@ static double setMaxima(dkv_twin *t, int64_t i, int64_t k, const int64_t *cuts, 
         return 1;
     }
     if (t->table) {
-        int64_t n = tilesBefore(t, seg->range_count), base = tilesBefore(t, t->t.range) + first;
+        int64_t n = tilesBefore(t, seg->range_count), base = tilesBefore(t, t->t.range) + t->first_cut;
         for (int64_t e = 0; e < k; e++) ref[e] = t->tile_max[i * n + base + e];
         return 1;
     }
@@ -134,8 +135,8 @@ static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fa
 /* What was summed is multiplied by exp(old maximum - new), whose error is the same for all of it. */
 static void fadeRow(dkv_twin *t, int64_t i, double by, double shift) {
     int64_t d = t->p->dv;
-    double by2 = by * by, rel = t->z.exp2 + t->z.unit2 * shift * shift, old, *acc = t->acc + i * d, *chain = t->chain + i * d;
-    double *a1 = t->a1 + i * d, *a2 = t->a2 + i * d, *loss = t->loss + i * d;
+    double by2 = by * by, rel = t->z.exp2 + t->z.unit2 * shift * shift, old, *acc = t->o.acc + i * d, *chain = t->o.chain + i * d;
+    double *a1 = t->o.a1 + i * d, *a2 = t->o.a2 + i * d, *loss = t->o.loss + i * d;
     t->sum[i] *= by;
     t->lost[i] *= by;
     if (by > 0x1p-300) rel += dkv_twinLeast(&t->z, by) / by2;
@@ -151,29 +152,29 @@ static void fadeRow(dkv_twin *t, int64_t i, double by, double shift) {
     }
 }
 
-static void forwardRow(dkv_twin *t, int64_t i, int64_t k, const int64_t *cuts, int64_t first) {
-    double ref[SUBS], rel[DKV_TILE_KEYS], p[DKV_TILE_KEYS], by, was = t->max[i];
-    double *s = t->s + i * t->t.n;
-    float *w = t->quick ? t->w : t->w + i * t->t.n; /* quick: of this row alone */
-    dkv_twinScoreRow(t, i);
-    by = setMaxima(t, i, k, cuts, first, ref);
+void dkv_twinForwardRow(dkv_twin *t, int64_t i) {
+    double rel[DKV_TILE_KEYS], *ref = t->exact_ref, *exact = t->exact, by, was = t->max[i];
+    const double *s = t->s + i * t->t.n;
+    double *p = t->p_keys + i * t->t.n;
+    float *w = t->quick ? t->w_keys : t->w_keys + i * t->t.n; /* quick: of this row alone */
+    if (i == 0) cutTile(t);
+    by = setMaxima(t, i, ref);
     if (by != 1) fadeRow(t, i, by, by > 0 ? was - t->max[i] : 0);
-    for (int64_t e = 0; e < k; e++) {
-        int64_t at = cuts[e], n = cuts[e + 1] - at;
+    for (int64_t e = 0; e < t->n_cuts; e++) {
+        int64_t at = t->cuts[e], n = t->cuts[e + 1] - at;
         double fade = ref[e] == t->max[i] ? 1 : exp(ref[e] - t->max[i]);
         if (ref[e] == -INFINITY) {
-            memset(s + at, 0, sizeof *s * (size_t)n);
+            memset(exact + at, 0, sizeof *p * (size_t)n);
+            memset(p + at, 0, sizeof *p * (size_t)n);
             memset(w + at, 0, sizeof *w * (size_t)n);
             continue;
         }
         dkv_vexpShift(s + at, ref[e], p + at, (size_t)n);
-        memcpy(rel + at, p + at, sizeof *p * (size_t)n);
-        (t->p_rounded ? roundedRow : exactRow)(t, n, s + at, ref[e], fade, t->vs + at, rel + at, w + at,
-                                               t->wide);
-        memcpy(s + at, rel + at, sizeof *s * (size_t)n);
-        sumRow(t, i, n, p + at, fade, t->wide, t->equal_k + t->t.k_row + at);
+        memcpy(exact + at, p + at, sizeof *p * (size_t)n);
+        (t->p_rounded ? roundedRow : exactRow)(t, n, s + at, ref[e], fade, t->vs + at, p + at, w + at, rel);
+        sumRow(t, i, n, exact + at, fade, rel, t->equal_k + t->t.k_row + at);
     }
-    if (t->quick) t->row_var[i] = dkv_twinWeighted(w, t->v_norm, t->equal_kv + t->t.k_row, t->t.n);
+    if (t->quick) t->o.var[i] = dkv_twinWeighted(w, t->v_norm, t->equal_kv + t->t.k_row, t->t.n);
 }
 
 /* Adds unit^2 * w [m, n] x [n, d] to out [m, d]. */
@@ -194,44 +195,43 @@ static void addTerms(dkv_twin *t) {
     if (t->quick) {
         double all = dkv_sumOf(t->v_mean2, d);
         for (int64_t i = 0; i < m && all > 0; i++)
-            for (int64_t c = 0; c < d; c++) t->a2[i * d + c] += t->z.unit2 * t->row_var[i] / all * t->v_mean2[c];
+            for (int64_t c = 0; c < d; c++) t->o.a2[i * d + c] += t->z.unit2 * t->o.var[i] / all * t->v_mean2[c];
         return;
     }
-    addVariance(t, t->w, t->v2, d, t->z.unit2 * t->v_unit * t->v_unit, t->a2);
+    addVariance(t, t->w_keys, t->v2, d, t->z.unit2 * t->v_unit * t->v_unit, t->o.a2);
     if (t->p_rounded) return;
     for (int64_t j = 0; j < n; j++)
         for (int64_t c = 0; c < d; c++) {
             double x = t->t.v[j * d + c] / t->v_unit;
-            t->v1[j * d + c] = isfinite(x) ? (float)x * t->equal_kv[t->t.k_row + j] : 0;
+            t->flat_keys[j * d + c] = isfinite(x) ? (float)x * t->equal_kv[t->t.k_row + j] : 0;
         }
-    addVariance(t, t->w, t->v1, d, t->z.unit2 * t->v_unit, t->a1);
+    addVariance(t, t->w_keys, t->flat_keys, d, t->z.unit2 * t->v_unit, t->o.a1);
 }
 
 /* Sum of |terms| of O into prod, and what its chains lose. */
 static void loseTerms(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n, d = t->p->dv;
-    magnitudes(t->s, m * n, t->w);
-    magnitudes(t->t.v, n * d, t->v1);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->w, (int)n, t->v1, (int)d, 0,
+    magnitudes(t->p_keys, m * n, t->w_keys);
+    magnitudes(t->t.v, n * d, t->flat_keys);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->w_keys, (int)n, t->flat_keys, (int)d, 0,
                 t->prod, (int)d);
     for (int64_t i = 0; i < m; i++)
         for (int64_t e = i * d; e < (i + 1) * d; e++)
-            t->loss[e] += dkv_twinLoss(&t->z, t->z.fold, t->before[e], t->acc[e], t->now[i], t->prod[e]);
+            t->o.loss[e] += dkv_twinLoss(&t->z, t->z.fold, t->before[e], t->o.acc[e], t->o.now[i], t->prod[e]);
 }
 
-static void forwardTile(dkv_twin *t) {
-    int64_t cuts[SUBS], first, k = cutTile(t, cuts, &first), m = t->b.m, n = t->t.n, d = t->p->dv;
+void dkv_twinForwardTile(dkv_twin *t) {
+    int64_t m = t->b.m, n = t->t.n, d = t->p->dv;
     double alike = dkv_twinAlike(dkv_twinMean(t->equal_kv + t->t.k_row, n));
-    for (int64_t i = 0; i < m; i++) forwardRow(t, i, k, cuts, first);
-    memcpy(t->before, t->acc, sizeof *t->before * (size_t)(m * d));
-    dkv_addRows(&t->h, &t->b, &t->t, 1, t->s, t->t.v, d, t->t.finite, t->acc, d);
+    memcpy(t->before, t->o.acc, sizeof *t->before * (size_t)(m * d));
+    dkv_addRows(&t->h, &t->b, &t->t, 1, t->p_keys, t->t.v, d, t->t.finite, t->o.acc, d);
     addTerms(t);
     for (int64_t i = 0; i < m; i++) {
         double squares;
-        t->now[i] = dkv_twinCount(t->s + i * n, n, t->z.stuck * t->sum[i], &squares);
-        t->terms[i] += t->now[i];
-        dkv_twinChain(&t->z, (dkv_chainStep){t->now[i], squares, alike, t->z.fold}, d, t->before + i * d, t->acc + i * d,
-                      t->v_mean2, t->chain + i * d);
+        t->o.now[i] = dkv_twinCount(t->p_keys + i * n, n, t->z.stuck * t->sum[i], &squares);
+        t->o.terms[i] += t->o.now[i];
+        dkv_twinChain(&t->z, (dkv_chainStep){t->o.now[i], squares, alike, t->z.fold}, d, t->before + i * d, t->o.acc + i * d,
+                      t->v_mean2, t->o.chain + i * d);
     }
     if (t->z.gain > 0) loseTerms(t);
 }
@@ -264,18 +264,18 @@ static void finishLse(dkv_twin *t, int64_t i) {
     double last = fine < u ? (u * u + 2 * fine * fine) / 12 : 0;
     if (last > g * g) last = g * g;
     t->sum_var[i] = rel;
-    t->delta_var[i] = rel + t->z.log2 / t->z.lse2 * v * v / 12 + last;
+    t->lse_var[i] = rel + t->z.log2 / t->z.lse2 * v * v / 12 + last;
     t->lse[i] = lse;
 }
 
 static void finishRow(dkv_twin *t, int64_t i) {
     int64_t d = t->p->dv;
     double l = t->a->p_normalised ? 1 : t->sum[i];
-    double *o = t->acc + i * d, *var = t->chain + i * d;
+    double *o = t->o.acc + i * d, *var = t->o.chain + i * d;
     bool fp32 = t->a->out_format == DUALKV_FP32;
     if (t->sum[i] == 0) { /* no key, no sink: exact */
         t->lse[i] = -INFINITY;
-        t->delta_var[i] = 0;
+        t->lse_var[i] = 0;
         memset(o, 0, sizeof *o * (size_t)d);
         memset(var, 0, sizeof *var * (size_t)d);
         memset(t->o_exact + i * d, 0, sizeof *o * (size_t)d);
@@ -285,7 +285,7 @@ static void finishRow(dkv_twin *t, int64_t i) {
     finishLse(t, i);
     double own = t->sum_var[i] - t->score_var[i] / (t->sum[i] * t->sum[i]); /* of the sum's roundings alone */
     for (int64_t c = 0; c < d; c++) {
-        double a1 = t->a1[i * d + c], a2 = t->a2[i * d + c], x = (o[c] - t->loss[i * d + c]) / l, y = o[c] / l;
+        double a1 = t->o.a1[i * d + c], a2 = t->o.a2[i * d + c], x = (o[c] - t->o.loss[i * d + c]) / l, y = o[c] / l;
         double u = dkv_spacingAt(t->ulp_out, fabs(x)), scores;
         scores = t->p_rounded ? a2 / (l * l) + y * y * t->score_var[i] / (l * l)
                               : (a2 - 2 * y * a1 + y * y * t->score_var[i]) / (l * l);
@@ -300,23 +300,25 @@ static void finishRow(dkv_twin *t, int64_t i) {
     }
 }
 
-void dkv_twinForward(dkv_twin *t) {
-    int64_t m = t->b.m, d = t->p->dv;
-    size_t row = sizeof(double) * (size_t)m, all = row * (size_t)d;
-    double *zeros[] = {t->sum, t->sum_var, t->lost, t->terms, t->score_var};
-    for (size_t e = 0; e < sizeof zeros / sizeof *zeros; e++) memset(zeros[e], 0, row);
-    double *wide[] = {t->acc, t->chain, t->loss, t->a1, t->a2};
+void dkv_twinBeginForward(dkv_twin *t) {
+    int64_t m = t->b.m;
+    size_t row = sizeof(double) * (size_t)m, all = row * (size_t)t->p->dv;
+    double *rows[] = {t->sum, t->sum_var, t->lost, t->o.terms, t->score_var};
+    double *wide[] = {t->o.acc, t->o.chain, t->o.loss, t->o.a1, t->o.a2};
+    for (size_t e = 0; e < sizeof rows / sizeof *rows; e++) memset(rows[e], 0, row);
     for (size_t e = 0; e < sizeof wide / sizeof *wide; e++) memset(wide[e], 0, all);
     for (int64_t i = 0; i < m; i++) t->max[i] = -INFINITY;
     dkv_getLse(&t->h, &t->b, t->out->truth.lse, t->lse);
     if (t->table) fillMaxima(t);
-    while (dkv_twinTile(t)) forwardTile(t);
-    for (int64_t i = 0; i < m; i++) {
+}
+
+void dkv_twinEndForward(dkv_twin *t) {
+    for (int64_t i = 0; i < t->b.m; i++) {
         if (t->in->sink) addSink(t, i);
         finishRow(t, i);
     }
-    dkv_putRows(&t->h, &t->b, t->acc, d, t->out->twin.o);
-    dkv_putRows(&t->h, &t->b, t->chain, d, t->out->sigma2.o);
+    dkv_putRows(&t->h, &t->b, t->o.acc, t->p->dv, t->out->twin.o);
+    dkv_putRows(&t->h, &t->b, t->o.chain, t->p->dv, t->out->sigma2.o);
     dkv_putLse(&t->h, &t->b, t->lse, t->out->twin.lse);
-    dkv_putLse(&t->h, &t->b, t->delta_var, t->out->sigma2.lse);
+    dkv_putLse(&t->h, &t->b, t->lse_var, t->out->sigma2.lse);
 }

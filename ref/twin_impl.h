@@ -18,6 +18,12 @@ typedef struct dkv_keySum {
     int64_t ld;
 } dkv_keySum;
 
+/* A sum over keys for each row of the block, [m, d]: its value, its chain's variance and expected loss; first and second
+ * moments of its terms' errors; [m]: terms that count, in all and in this tile, and the variance of the tile's terms. */
+typedef struct dkv_rowSum {
+    double *acc, *chain, *loss, *a1, *a2, *terms, *now, *var;
+} dkv_rowSum;
+
 /* One thread's work on one KV head. Tile arrays are [m, n]. */
 typedef struct dkv_twin {
     const dkv_problem *p;
@@ -35,6 +41,8 @@ typedef struct dkv_twin {
     dkv_tile t;
     dkv_tile *steps; /* [tiles + 1]: what dkv_nextTile continues from to reach each tile; order = last first */
     int64_t n_steps, at_step;
+    int64_t n_cuts, first_cut, cuts[DKV_TILE_KEYS + 1]; /* key tiles of the kernel within the tile */
+    double p_unit, ds_unit; /* powers of two near the tile's largest P and dS */
     bool quick; /* 16 bits: variances of flips by row and column sums, not by products of matrices */
     dkv_quick quick_s, quick_dp;
     dkv_chainFit fit_s, fit_dp;
@@ -43,22 +51,27 @@ typedef struct dkv_twin {
     float *q1, *o1;        /* unit rows of q, dO */
     double *q_norm, *o_norm;
     double *before;        /* [m or n, d] */
-    double *acc, *chain, *loss, *a1, *a2; /* [m, d]: a sum over keys, its chain's variance, expected loss; terms */
+    dkv_rowSum o, dq;
     float *prod;           /* [m or n, d] of one product */
-    double *max, *sum, *sum_var, *lost, *terms, *now, *score_var, *delta, *delta_var, *lse;  /* [m] */
+    double *max, *sum, *sum_var, *lost, *score_var, *lse, *lse_var; /* [m], of forward */
+    double *lse_kernel, *delta, *delta_var; /* [m], of backward */
     double *tile_max;      /* [m, key tiles] */
     double *o_kernel;      /* [m, dv]: what backward's delta is made of */
     double *o_exact, *o_var; /* [m, dv]: O before its rounding, and its variance */
     float *q2, *do2, *flat; /* [m, d]: squares, scaled; magnitudes */
     double q_unit, do_unit; /* powers of two that they were divided by, before squaring */
     /* of the tile */
-    float *k1, *v1, *k2, *v2;
+    float *k1, *v1, *k2, *v2, *flat_keys;
     double *k_norm, *v_norm, k_unit, v_unit;
+    double exact[DKV_TILE_KEYS], exact_ref[DKV_TILE_KEYS]; /* forward's exp(s - ref) of the row at hand, and ref */
+    bool has_exact;
+    double *p_keys;        /* [m, n]: forward's P */
+    float *w_keys;         /* [m, n]: its variance */
     double *s, *cap, *dp, *vs, *vd; /* vs, vd: variances of score and dP; one row each */
     float *sq, *dot, *tmp, *sq_dp, *dot_dp, *w, *w2;
     double *wide;          /* [m, n] */
     double *col, *col_n;   /* [n]: running sum of P over rows, terms that count */
-    double *row_ds2, *row_var, *col_p2, *col_ds2, *col_vp, *col_vds; /* sums of squares, of variances: [m] or [n] */
+    double *row_ds2, *col_p2, *col_ds2, *col_vp, *col_vds; /* sums of squares, of variances: [m] and [n] */
     double *k_mean2, *v_mean2, *q_mean2, *do_mean2; /* [d]: mean squares over the tile's keys, the block's rows */
     int64_t parts;         /* accumulators of dK and dV: query heads if partial sums are rounded, else 1 */
     dkv_keySum *dk, *dv;   /* [parts] */
@@ -120,7 +133,16 @@ static inline double dkv_twinLoss(const dkv_noise *z, double fold, double before
     return z->gain * along * (DKV_TWIN_CUT + (1 - DKV_TWIN_CUT) * (same < 1 ? same : 1));
 }
 
-void dkv_twinForward(dkv_twin *t);  /* one block: O, LSE */
-void dkv_twinBackward(dkv_twin *t); /* one block: dQ; adds to dK, dV, dSink */
+/* Forward (O, LSE) and backward (dQ; adds to dK, dV, dSink) of one block: begin; for each tile prepare (backward), each
+ * row, finish the tile; end. Both take the scores of one tile in one pass, unless backward needs O before its rounding. */
+void dkv_twinBeginForward(dkv_twin *t);
+void dkv_twinForwardRow(dkv_twin *t, int64_t i); /* reads s and vs of the row */
+void dkv_twinForwardTile(dkv_twin *t);
+void dkv_twinEndForward(dkv_twin *t);
+void dkv_twinBeginBackward(dkv_twin *t);
+void dkv_twinBackwardPairs(dkv_twin *t); /* before the first row of a tile */
+void dkv_twinBackwardRow(dkv_twin *t, int64_t i); /* reads vs; s becomes P */
+void dkv_twinBackwardTile(dkv_twin *t);
+void dkv_twinEndBackward(dkv_twin *t);
 
 #endif

@@ -37,8 +37,8 @@ void dkv_makeNoise(const dkv_problem *p, const dualkv_arithmetic *a, dkv_noise *
  * away; up to e = 0.4 h the step h is taken with probability 1/(2 + 7.52 (m^2/e2)^2): over all x its mean is that of a
  * normal e, 0.8 e/h, with a heavier tail, since e often is a sum of rare steps. Beyond, x says nothing: e2 + h^2/6. */
 static inline double dkv_flip(double x, double y, double e2, double h) {
-    double m = 0.5 * h - fabs(x - y), r = m * m / e2;
-    return e2 < 0.16 * h * h ? h * h / (2 + 7.52 * r * r) : e2 + h * h * (1.0 / 6);
+    double m = 0.5 * h - fabs(x - y), m2 = m * m, h2 = h * h, e4 = e2 * e2;
+    return e2 < 0.16 * h2 ? h2 * e4 / (2 * e4 + 7.52 * m2 * m2 + 0x1p-1000) : e2 + h2 * (1.0 / 6);
 }
 
 /* ulp of a format as fmax(2^exponent of x, least) * scale; for loops. DUALKV_EXACT: 0. */
