@@ -169,18 +169,18 @@ static bool measureRow(const double *got, const double *twin, const double *sigm
     double n = 0, square = 0, mean = 0, top = sqrt(clip);
     for (int64_t c = 0; c < d; c++) {
         double t = twin[c], e = got[c] - t, h, s2 = sigma2[c], z, w;
-        if (!isfinite(t) || !isfinite(s2)) continue;
+        if (!isfinite(e) || !isfinite(s2)) continue; /* the bound's business */
         h = dkv_ulp(t, format);
         if (s2 <= EXACT * EXACT * t * t) { /* exact: only half a unit and more is an error */
             if (!(fabs(e) > h / 2)) continue;
             s2 = h * h / 12;
         }
-        z = isfinite(e) ? e / sqrt(s2) : top;
+        z = e / sqrt(s2);
         n++;
         square += z * z < clip ? z * z : clip;
         mean += z > top ? top : z < -top ? -top : z;
         w = 1 / (s2 + h * h / 12);
-        if (isfinite(e) && isfinite(w) && isfinite(t * t * w)) {
+        if (isfinite(w) && isfinite(t * t * w)) {
             r->slope += w * t * (got[c] - dkv_roundTo(t, format));
             r->weight += w * t * t;
             double near = t - dkv_roundTo(t, format);
