@@ -108,7 +108,7 @@ install: all ## install under PREFIX (DESTDIR honoured)
 	install -Dm755 $(B)/dualkv $(DESTDIR)$(PREFIX)/bin/dualkv
 	install -Dm755 $(B)/libdualkv.so $(DESTDIR)$(PREFIX)/lib/libdualkv.so
 	install -Dm644 ref/dualkv_kernel.h $(DESTDIR)$(PREFIX)/include/dualkv_kernel.h
-	cd data && find suites recorded -type f \
+	cd data && find suites corpus recorded waivers.txt -type f \
 	  -exec install -Dm644 '{}' '$(DESTDIR)$(PREFIX)/share/dualkv/{}' \;
 
 # CUDA: compiles and links without a GPU; says so where nvcc is missing.
@@ -144,7 +144,7 @@ BUNDLE_RPATH := -Wl,-rpath,'$$ORIGIN/lib' -Wl,--disable-new-dtags
 bundle: all cuda ## build/bundle: runs on a machine without the packages
 	rm -rf $(B)/bundle && mkdir -p $(B)/bundle/lib
 	cp $(B)/dualkv $(wildcard $(B)/libdualkv_cuda.so) $(B)/bundle/
-	cp -r data/suites data/recorded $(B)/bundle/
+	cp -r data/suites data/corpus data/recorded data/waivers.txt $(B)/bundle/
 	for l in $$(ldd $(B)/dualkv | awk '/openblas|cjson|quadmath|gfortran/ {print $$3}'); do cp -L $$l $(B)/bundle/lib/; done
 	$(CC) $(LDFLAGS) -rdynamic $(B)/obj/verify/main.o $(B)/libdualkv.a $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/dualkv
 	if [ -f $(B)/test_device ]; then $(CC) $(LDFLAGS) $(B)/obj/cuda/test_device.o $(B)/libdualkv.a $(LDLIBS) \

@@ -80,27 +80,57 @@ static int add_line(dkv_suite *s, const char *path, int number, const char *line
     return 0;
 }
 
-int dkv_loadSuite(const char *name, dkv_suite *out, dkv_err *err) {
-    char path[PATH_MAX], line[DKV_LINE_MAX + 2];
+/* Appends the lines of one file. */
+static int add_file(const char *name, char path[PATH_MAX], dkv_suite *out, int *room, dkv_err *err) {
+    char line[DKV_LINE_MAX + 2];
     FILE *f = NULL;
-    int room = 0, code;
-    *out = (dkv_suite){0};
-    if ((code = open_suite(name, path, &f, err))) return code;
-    const char *stem = strrchr(path, '/');
-    snprintf(out->name, sizeof out->name, "%.63s", stem ? stem + 1 : path);
-    char *dot = strrchr(out->name, '.');
-    if (dot && dot != out->name) *dot = 0;
+    int code = open_suite(name, path, &f, err);
+    if (code) return code;
     for (int number = 1; !code && fgets(line, sizeof line, f); number++) {
         if (!strchr(line, '\n') && !feof(f)) {
             code = dkv_fail(err, DKV_EUSER, "%s:%d: the line is too long", path, number);
             break;
         }
         line[strcspn(line, "#\r\n")] = 0;
-        if (line[strspn(line, " \t")]) code = add_line(out, path, number, line, &room, err);
+        if (line[strspn(line, " \t")]) code = add_line(out, path, number, line, room, err);
     }
     if (!code && ferror(f))
         code = dkv_fail(err, DKV_EUSER, "%s: could not be read: %s", path, strerror(errno));
     fclose(f);
+    return code;
+}
+
+static int is_suite_file(const struct dirent *d) {
+    const char *dot = strrchr(d->d_name, '.');
+    return dot && dot != d->d_name && !strcmp(dot, ".txt") && dot - d->d_name < 64;
+}
+
+/* Every file of corpus/, by name. */
+static int add_corpus(dkv_suite *out, int *room, dkv_err *err) {
+    char folder[PATH_MAX], file[PATH_MAX + 300], path[PATH_MAX];
+    struct dirent **names = NULL;
+    int code = 0;
+    snprintf(folder, sizeof folder, "%s/corpus", dkv_dataDir());
+    int n = scandir(folder, &names, is_suite_file, alphasort);
+    if (n < 1) code = dkv_fail(err, DKV_EUSER, "no corpus in '%s'", folder);
+    for (int i = 0; i < n && !code; i++) {
+        snprintf(file, sizeof file, "%s/%s", folder, names[i]->d_name);
+        code = add_file(file, path, out, room, err);
+    }
+    for (int i = 0; i < n; i++) free(names[i]);
+    free(names);
+    return code;
+}
+
+int dkv_loadSuite(const char *name, dkv_suite *out, dkv_err *err) {
+    char path[PATH_MAX] = "corpus.txt";
+    int room = 0;
+    *out = (dkv_suite){0};
+    int code = strcmp(name, "corpus") ? add_file(name, path, out, &room, err) : add_corpus(out, &room, err);
+    const char *stem = strrchr(path, '/');
+    snprintf(out->name, sizeof out->name, "%.63s", stem ? stem + 1 : path);
+    char *dot = strrchr(out->name, '.');
+    if (dot && dot != out->name) *dot = 0;
     if (code) dkv_freeSuite(out);
     return code;
 }
@@ -110,11 +140,6 @@ void dkv_freeSuite(dkv_suite *s) {
     for (int i = 0; i < s->n; i++) free(s->lines[i]);
     free(s->lines);
     *s = (dkv_suite){0};
-}
-
-static int is_suite_file(const struct dirent *d) {
-    const char *dot = strrchr(d->d_name, '.');
-    return dot && dot != d->d_name && !strcmp(dot, ".txt") && dot - d->d_name < 64;
 }
 
 bool dkv_listSuite(int i, char name[64], char help[200]) {

@@ -10,9 +10,11 @@ typedef struct dkv_suite {
     char **lines; /* canonical lines, owned */
 } dkv_suite;
 
-/* Where suites/ and recorded/ lie: $DUALKV_DATA, else beside the program (../data), else the installed folder. */
+/* Where suites/, corpus/ and recorded/ lie: $DUALKV_DATA, else beside the program (../data), else the
+ * installed folder. */
 const char *dkv_dataDir(void);
-/* `name`: a suite's name, or a path to a file of lines. Every line is parsed; an error names file and line. */
+/* `name`: a suite's name, "corpus" (every file of corpus/), or a path to a file of lines. Every line is parsed; an
+ * error names file and line. */
 int dkv_loadSuite(const char *name, dkv_suite *out, dkv_err *err);
 void dkv_freeSuite(dkv_suite *s);
 /* Name and first comment line of the i-th installed suite; false past the end. */

@@ -54,8 +54,8 @@ static const dkv_judgement *firstOf(dkv_case *c, bool (*is)(const dkv_judgement 
     return first;
 }
 
-/* fill=nanresp: rows whose truth is NaN must not look like numbers. (Inf is another matter: Inf - Inf depends on the
- * order of things.) */
+/* fill=nanresp: rows whose truth is NaN must not look like numbers. (Inf is another matter: Inf - Inf depends
+ * on the order of things.) */
 static void findHidden(const dkv_case *c, dkv_finding *f) {
     int64_t n[DKV_N_OUTPUTS];
     if (strcmp(c->p->fill, "nanresp") != 0) return;
@@ -67,7 +67,8 @@ static void findHidden(const dkv_case *c, dkv_finding *f) {
             char where[160];
             if (!isnan(truth[i]) || !isfinite(got[i])) continue;
             dkv_nameElement(&c->packed, (dkv_tensor_id)id, i, where, sizeof where);
-            dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_FAILED, "NaN inputs are hidden: %s is %.6g at %s, where NaN is right",
+            dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_FAILED,
+                     "NaN inputs are hidden: %s is %.6g at %s, where NaN is right",
                      dkv_tensorName((dkv_tensor_id)id), got[i], where);
             return;
         }

@@ -46,6 +46,8 @@ static const option options[] = {
      0, DKV_CMD_BENCH},
     {"--markdown", NULL, "FILE", "where the report goes (default: a table on stdout)", WORD, FIELD(markdown),
      0, 0, DKV_CMD_REPORT | DKV_CMD_POWER},
+    {"--waivers", NULL, "FILE", "known failures that are excused (default: waivers.txt of the data)", WORD,
+     FIELD(waivers), 0, 0, DKV_CMD_CHECK},
     {"--seed", NULL, "N", "which sequence of cases (default 1)", WORD, FIELD(seed), 0, 0,
      DKV_CMD_FUZZ | DKV_CMD_POWER},
     {"--time", NULL, "TIME", "start nothing later: 90, 60s, 5m, 2h (fuzz without --cases: 60s)", WORD,

@@ -26,7 +26,7 @@ enum {
 typedef struct dkv_cli {
     dkv_kernel_spec kernels[DKV_KERNELS_MAX];
     int n_kernels;
-    const char *json, *markdown;
+    const char *json, *markdown, *waivers;
     dkv_kernel_spec peer;
     bool has_peer, quiet, verbose, bisect, all, oracle;
     double timeout, budget, level;

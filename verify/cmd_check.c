@@ -10,6 +10,7 @@
 #include "cli.h"
 #include "record.h"
 #include "select.h"
+#include "waiver.h"
 #include "version.h"
 
 typedef struct show {
@@ -19,6 +20,8 @@ typedef struct show {
     FILE *out;               /* words; stderr where records go to stdout */
     bool colour, bar, every; /* every: say passed cases, too */
     bool several;            /* kernels: name them */
+    dkv_waivers waivers;
+    long waived[DKV_ST_N], expired; /* defects that are excused; waivers that are over */
     dkv_err trouble;
 } show;
 
@@ -113,11 +116,37 @@ static void sayProgress(const show *s, long done, long total) {
     }
 }
 
+static void applyWaiver(show *s, const dkv_result *r) {
+    const dkv_waiver *w = dkv_findWaiver(&s->waivers, r->line, r->kernel);
+    if (!w) return;
+    if (dkv_isExpired(&s->waivers, w)) {
+        s->expired++;
+        fprintf(s->out, "  its waiver ended on %s, which is a failure: %s\n", w->until, w->reason);
+    } else if (dkv_statusRow(r->status)->defect) {
+        s->waived[r->status]++;
+        fprintf(s->out, "  waived until %s: %s\n", w->until, w->reason);
+    } else
+        fprintf(s->out, "%s\n  its waiver (until %s) is not needed any more: %s\n", r->line, w->until,
+                w->reason);
+}
+
+/* Exit code of the run: a waived defect counts as passed, a waiver that is over as a defect. */
+static int exitOf(const show *s, const dkv_session *session) {
+    long counts[DKV_ST_N];
+    for (int i = 0; i < DKV_ST_N; i++) {
+        counts[i] = session->counts[i] - s->waived[i];
+        counts[DKV_ST_PASSED] += i == DKV_ST_PASSED ? 0 : s->waived[i];
+    }
+    counts[DKV_ST_FAILED] += s->expired;
+    return dkv_runExit(counts);
+}
+
 static void takeResult(const dkv_result *r, long index, long total, void *arg) {
     show *s = arg;
     dkv_err err = {0};
     char *json = dkv_printRecord(r);
     sayCase(s, r);
+    applyWaiver(s, r);
     if (!json || dkv_writeRecord(&s->file, json, &err) || dkv_addReport(&s->report, json, &err)) {
         if (!json) dkv_fail(&err, DKV_EHARNESS, "out of memory for a record");
         if (!s->trouble.code) s->trouble = err;
@@ -130,9 +159,10 @@ static void takeResult(const dkv_result *r, long index, long total, void *arg) {
 static void saySummary(const show *s, const dkv_session *session) {
     FILE *f = s->out;
     bool first = true;
+    long waived = 0;
     clearBar(s);
     if (!s->cli->quiet && session->n_items >= 20) dkv_writeReportTable(&s->report, f, false);
-    if (s->cli->quiet && dkv_runExit(session->counts) == DKV_EXIT_OK) return;
+    if (s->cli->quiet && exitOf(s, session) == DKV_EXIT_OK) return;
     fprintf(f, "%s%ld of %ld cases: ", session->stopped ? "interrupted, " : "", session->finished,
             session->n_items);
     for (int i = 0; i < DKV_ST_N; i++) {
@@ -140,6 +170,9 @@ static void saySummary(const show *s, const dkv_session *session) {
         fprintf(f, "%s%ld %s", first ? "" : ", ", session->counts[i], dkv_statusRow((dkv_status)i)->name);
         first = false;
     }
+    for (int i = 0; i < DKV_ST_N; i++) waived += s->waived[i];
+    if (waived) fprintf(f, "; %ld waived", waived);
+    if (s->expired) fprintf(f, "; %ld waivers are over", s->expired);
     fprintf(f, first ? "none ran\n" : "\n");
     fflush(f);
 }
@@ -172,6 +205,12 @@ static int makeItems(const dkv_selection *sel, const dkv_cli *cli, dkv_cli *effe
     return 0;
 }
 
+static int loadWaivers(const dkv_cli *cli, dkv_waivers *out, dkv_err *err) {
+    char path[4200];
+    snprintf(path, sizeof path, "%s/waivers.txt", dkv_dataDir());
+    return dkv_loadWaivers(cli->waivers ? cli->waivers : path, cli->waivers != NULL, out, err);
+}
+
 static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool replay) {
     dkv_err err = {0};
     dkv_cli with;
@@ -187,7 +226,7 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
         dkv_fail(&err, DKV_EUSER, "--quiet and --verbose together");
         return dkv_complain(&err);
     }
-    if (makeItems(sel, cli, &with, &items, &n, &err)) {
+    if (makeItems(sel, cli, &with, &items, &n, &err) || (!replay && loadWaivers(cli, &s.waivers, &err))) {
         free(items);
         return dkv_complain(&err);
     }
@@ -227,7 +266,8 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
     dkv_catchSignals();
     dkv_runSession(&session);
     saySummary(&s, &session);
-    code = dkv_runExit(session.counts);
+    code = exitOf(&s, &session);
+    dkv_freeWaivers(&s.waivers);
     if (dkv_closeRecords(&s.file, &err) && !s.trouble.code) s.trouble = err;
     if (s.trouble.code) code = dkv_complain(&s.trouble);
     if (session.stopped) { /* threads in an oracle may still run: leave without unwinding */
