@@ -16,10 +16,12 @@
 extern "C" {
 #endif
 
-/* Deliberate mistakes in the blocked reference, one at a time, for the suite's self-test (0: none). */
+/* Deliberate mistakes in the blocked reference, one at a time, for the suite's self-test and for what a case has the power to
+ * see (0: none). FIRST: a row does not see the first of its keys; AHEAD: it sees the one behind its own token, too (but for
+ * the last row of a block). */
 typedef enum dkv_mutant {
     DKV_MUTANT_NONE, DKV_MUTANT_MASK, DKV_MUTANT_SCALE, DKV_MUTANT_LSE, DKV_MUTANT_HEAD, DKV_MUTANT_DELTA,
-    DKV_MUTANT_SIBLING, DKV_MUTANT_N
+    DKV_MUTANT_SIBLING, DKV_MUTANT_FIRST, DKV_MUTANT_AHEAD, DKV_MUTANT_N
 } dkv_mutant;
 
 typedef struct dkv_ref_options {

@@ -206,11 +206,20 @@ static void markRow(const dkv_head *h, int32_t node, int64_t r, int64_t j0, int6
     }
 }
 
+static int hasEarlierKey(const dkv_head *h, int32_t node, int64_t r, int64_t before) {
+    for (int64_t j = 0; j < before; j++)
+        if (dkv_maskSees(h->p, node, r, j)) return 1;
+    return 0;
+}
+
 static void seesRow(const dkv_head *h, const dkv_block *b, const dkv_tile *t, int64_t r, uint8_t *sees) {
     if (t->vis == 1) memset(sees, 1, (size_t)t->n);
     else markRow(h, b->node, r, t->j0, t->j1, sees);
     int64_t diagonal = h->p->nodes[b->node].context + r - t->j0;
     if (h->mutant == DKV_MUTANT_MASK && diagonal >= 0 && diagonal < t->n) sees[diagonal] = 0;
+    if (h->mutant == DKV_MUTANT_AHEAD && diagonal + 1 >= 0 && diagonal + 1 < t->n) sees[diagonal + 1] = 1;
+    uint8_t *first = h->mutant == DKV_MUTANT_FIRST ? memchr(sees, 1, (size_t)t->n) : NULL;
+    if (first && !hasEarlierKey(h, b->node, r, t->j0)) *first = 0;
 }
 
 void dkv_tileSees(const dkv_head *h, const dkv_block *b, const dkv_tile *t, uint8_t *sees) {
@@ -231,7 +240,7 @@ static void alibiRow(double slope, double distance, int64_t n, double *s) {
 void dkv_tileScores(const dkv_head *h, const dkv_block *b, const dkv_tile *t, double *s, double *cap_t) {
     const dkv_problem *p = h->p;
     uint8_t sees[DKV_TILE_KEYS];
-    int masks = t->vis == 2 || h->mutant == DKV_MUTANT_MASK;
+    int masks = t->vis == 2 || h->mutant == DKV_MUTANT_MASK || h->mutant == DKV_MUTANT_FIRST;
     double scale = h->mutant == DKV_MUTANT_SCALE ? h->scale * 1.01 : h->scale;
     cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)b->m, (int)t->n, p->dqk, scale, b->q, p->dqk,
                 t->k, p->dqk, 0.0, s, (int)t->n);

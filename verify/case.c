@@ -57,6 +57,7 @@ static dkv_outcome runBetween(dkv_case *c) {
     dkv_description again;
     options.repeats = 0;
     options.peer = NULL;
+    options.strength = false;
     options.nested = true;
     for (int which = 0; which < N_BETWEEN && !c->options->nested; which++) {
         dkv_err err = {0};
@@ -186,7 +187,7 @@ static int packOracle(dkv_case *c, const dkv_ref_options *ref, dkv_err *err) {
     return rc;
 }
 
-static int consultOracle(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
+int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
     const dkv_side *s = &c->kernel;
     const dkv_outputs *own = &c->run[c->judged_run].out;
     dkv_ref_options ref = {.threads = c->options->threads};
@@ -201,7 +202,7 @@ static int consultOracle(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) 
         }
     }
     if (!rc) rc = dkv_oracleBound(s->p, s->l, s->in, a, &ref, o, err);
-    if (!rc) rc = dkv_oracleTwin(s->p, s->l, s->in, a, &ref, own->o, own->lse, o, err);
+    if (!rc && twin) rc = dkv_oracleTwin(s->p, s->l, s->in, a, &ref, own->o, own->lse, o, err);
     if (!rc && s->d.replicated) rc = packOracle(c, &ref, err);
     return rc;
 }
@@ -234,7 +235,7 @@ static int judgeUndeclared(dkv_case *c, dkv_err *err) {
     const char *name, *words;
     int rc = 0;
     for (int i = 0; !rc && (name = dkv_arithmeticProfile(i, c->kernel.p, &r->arithmetic, &words)); i++) {
-        rc = consultOracle(c, &r->arithmetic, err);
+        rc = dkv_consultOracle(c, &r->arithmetic, true, err);
         if (!rc) rc = judgeAll(c, &r->arithmetic, err);
         if (!rc && fitsProfile(r)) {
             snprintf(r->profile, sizeof r->profile, "%s", name);
@@ -251,7 +252,7 @@ static int judgeCase(dkv_case *c, dkv_err *err) {
     c->has_got = !rc;
     r->arithmetic = c->kernel.d.arithmetic;
     if (!rc && r->arithmetic.declared) {
-        rc = consultOracle(c, &r->arithmetic, err);
+        rc = dkv_consultOracle(c, &r->arithmetic, true, err);
         if (!rc) rc = judgeAll(c, &r->arithmetic, err);
     } else if (!rc) {
         rc = judgeUndeclared(c, err);
@@ -305,7 +306,18 @@ static void runStages(dkv_case *c, dkv_worker *w) {
         return;
     }
     runChecks(c);
+    if (c->options->strength && dkv_measureStrength(c, &err)) failHarness(c, err.text);
     if (c->options->observe) c->options->observe(c, c->options->observe_arg);
+}
+
+void dkv_freeCase(dkv_case *c) {
+    if (c->has_got && c->kernel.d.replicated) dkv_freeOutputs(&c->got);
+    if (c->has_rep_oracle) dkv_freeOracle(&c->rep_oracle);
+    if (c->has_oracle) dkv_freeOracle(&c->oracle);
+    for (int i = 0; i < c->n_runs; i++) dkv_freeRun(&c->run[i]);
+    dkv_closeSide(&c->kernel);
+    dkv_freeInputs(&c->in);
+    dkv_freeLayout(&c->packed);
 }
 
 void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *options, dkv_result *out) {
@@ -315,13 +327,7 @@ void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *op
     snprintf(out->kernel, sizeof out->kernel, "%s", w->spec.text);
     out->level = options->level;
     runStages(&c, w);
-    if (c.has_got && c.kernel.d.replicated) dkv_freeOutputs(&c.got);
-    if (c.has_rep_oracle) dkv_freeOracle(&c.rep_oracle);
-    if (c.has_oracle) dkv_freeOracle(&c.oracle);
-    for (int i = 0; i < c.n_runs; i++) dkv_freeRun(&c.run[i]);
-    dkv_closeSide(&c.kernel);
-    dkv_freeInputs(&c.in);
-    dkv_freeLayout(&c.packed);
+    dkv_freeCase(&c);
     out->seconds = now() - start;
 }
 

@@ -6,8 +6,9 @@
 #include "judge.h"
 #include "side.h"
 #include "status.h"
+#include "strength.h"
 
-#define DKV_CHECKS_MAX 16
+#define DKV_CHECKS_MAX 32
 #define DKV_RUNS_MAX 3
 
 struct dkv_case;
@@ -17,6 +18,7 @@ typedef struct dkv_case_options {
     int threads;      /* of the oracle */
     int repeats;      /* extra runs where a kernel promises repeatable bits */
     bool nested;      /* a case between the runs of another */
+    bool strength;    /* measure what the case has the power to see */
     /* Called with everything still there once the checks have run; NULL: nobody looks. */
     void (*observe)(struct dkv_case *c, void *arg);
     void *observe_arg;
@@ -49,6 +51,7 @@ typedef struct dkv_result {
     dkv_judgement tensor[DKV_N_OUTPUTS];
     double peer[DKV_N_OUTPUTS]; /* rms error over the peer's; 0: not there */
     dkv_finding finding[DKV_CHECKS_MAX];
+    dkv_strength strength;
 } dkv_result;
 
 /* What the checks look at. */
@@ -82,6 +85,11 @@ const dkv_check *dkv_listCheck(int i);
 
 /* Runs a parsed, admissible problem; always fills *out (HARNESS_ERROR where the harness failed). */
 void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *options, dkv_result *out);
+
+/* Truth, bound and (if asked) twin of a case that has run, under the arithmetic `a`. */
+int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err);
+/* Frees what a case holds; not its problem, not its result. */
+void dkv_freeCase(dkv_case *c);
 
 /* Bytes that checking a case needs (inputs, buffers, oracle, runs), from counts alone; INFINITY where beyond
  * counting. */

@@ -24,8 +24,20 @@ void dkv_checkSumDv(dkv_case *c, dkv_finding *f);
 void dkv_checkEuler(dkv_case *c, dkv_finding *f);
 /* check_siblings.c: one more run, with the inputs of all other branches changed */
 void dkv_checkSiblings(dkv_case *c, dkv_finding *f);
+/* further runs, of problems made from the case's own (derive.h) */
+void dkv_checkBoundary(dkv_case *c, dkv_finding *f);
+void dkv_checkPlain(dkv_case *c, dkv_finding *f);
+void dkv_checkPermute(dkv_case *c, dkv_finding *f);
+void dkv_checkFuture(dkv_case *c, dkv_finding *f);
+void dkv_checkShift(dkv_case *c, dkv_finding *f);
+void dkv_checkMerge(dkv_case *c, dkv_finding *f);
+void dkv_checkMaxima(dkv_case *c, dkv_finding *f);
 /* check_peer.c */
 void dkv_checkPeer(dkv_case *c, dkv_finding *f);
+
+/* Share of a row's weight that keys have: 1, or what the sink leaves; 0 where the row sees nothing. *error: what the fp64
+ * rounding of LSE makes of it. */
+double dkv_keyShare(const dkv_case *c, int64_t t, int32_t h, double *error);
 
 /* Sets a finding; `fmt` in words. */
 void dkv_find(dkv_finding *f, dkv_finding_state state, dkv_status status, const char *fmt, ...)

@@ -28,9 +28,8 @@ static bool broken(const sum *a, const sum *b) {
     return !(fabs(a->value - b->value) <= allowed);
 }
 
-/* Share of a row's weight that keys have: 1, or what the sink leaves; 0 where the row sees nothing. *error: what
- * the fp64 rounding of LSE makes of it (a sum of so many terms, and a difference that may cancel). */
-static double keyShare(const dkv_case *c, int64_t t, int32_t h, double *error) {
+/* The error: a sum of so many terms, and a difference that may cancel. */
+double dkv_keyShare(const dkv_case *c, int64_t t, int32_t h, double *error) {
     double lse = c->oracle.truth.lse[h * c->packed.view.tq + t];
     *error = 0;
     if (lse == -INFINITY) return 0;
@@ -58,7 +57,7 @@ static void sumDv(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int
     }
     for (int64_t t = 0; t < v->tq; t++)
         for (int32_t h = kvh * g; h < (kvh + 1) * g; h++) {
-            double error, share = keyShare(c, t, h, &error);
+            double error, share = dkv_keyShare(c, t, h, &error);
             double d_o = decodeAt(c->in.d_o, c->p->dtype, (t * v->hq + h) * v->dv + dim);
             add(b, share == 0 ? 0 : share * d_o, error * fabs(d_o));
         }

@@ -3,8 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../ref/dtype.h"
-#include "check.h"
+#include "derive.h"
 
 /* The branch that is watched: in the group with most segments, the last one with queries, and its ancestors.
  * All else is changed. */
@@ -22,44 +21,10 @@ static int32_t findBranch(const dkv_problem *p, bool *watched) {
     return leaf;
 }
 
-/* The sign of `n` elements from element `at`. */
-static void negate(void *x, size_t elt, int64_t at, int64_t n) {
-    uint8_t *top =
-        (uint8_t *)x + (size_t)at * elt + elt - 1; /* little endian: the sign is in the last byte */
-    for (int64_t i = 0; x && i < n; i++, top += elt) *top ^= 0x80;
-}
-
 /* Other numbers of the same size in every segment that is not watched. */
 static void changeOthers(const dkv_case *c, const bool *watched, dkv_inputs *in) {
-    const dualkv_problem *v = &c->packed.view;
-    size_t elt = dkv_dtypeSize(c->p->dtype);
-    for (int32_t i = 0; i < v->n_segments; i++) {
-        const dualkv_segment *s = &v->segments[i];
-        if (watched[i]) continue;
-        negate(in->q, elt, s->q_start * v->hq * v->dqk, s->q_len * v->hq * v->dqk);
-        negate(in->v, elt, s->k_start * v->hkv * v->dv, s->k_len * v->hkv * v->dv);
-        negate(in->d_o, elt, s->q_start * v->hq * v->dv, s->q_len * v->hq * v->dv);
-        for (int64_t t = s->k_start; t < s->k_start + s->k_len;
-             t++) /* half of K: q.k must not come out the same */
-            for (int64_t h = 0; h < v->hkv; h++)
-                negate(in->k, elt, (t * v->hkv + h) * v->dqk, (v->dqk + 1) / 2);
-        for (int32_t h = 0; h < v->hq && in->d_lse; h++)
-            negate(in->d_lse, sizeof(float), h * v->tq + s->q_start, s->q_len);
-    }
-}
-
-static int copyInputs(const dkv_case *c, dkv_inputs *out, dkv_err *err) {
-    const dualkv_problem *v = &c->packed.view;
-    size_t elt = dkv_dtypeSize(c->p->dtype);
-    int rc = dkv_allocInputs(&c->packed, out, err);
-    if (rc) return rc;
-    memcpy(out->q, c->in.q, (size_t)(v->tq * v->hq * v->dqk) * elt);
-    memcpy(out->k, c->in.k, (size_t)(v->tk * v->hkv * v->dqk) * elt);
-    memcpy(out->v, c->in.v, (size_t)(v->tk * v->hkv * v->dv) * elt);
-    if (out->d_o) memcpy(out->d_o, c->in.d_o, (size_t)(v->tq * v->hq * v->dv) * elt);
-    if (out->d_lse) memcpy(out->d_lse, c->in.d_lse, (size_t)(v->tq * v->hq) * sizeof *out->d_lse);
-    if (out->sink) memcpy(out->sink, c->in.sink, (size_t)v->hq * sizeof *out->sink);
-    return 0;
+    for (int32_t i = 0; i < c->packed.view.n_segments; i++)
+        if (!watched[i]) dkv_negateTokens(c, i, 0, in);
 }
 
 typedef struct tally {
@@ -121,17 +86,6 @@ static void judgeTally(const dkv_case *c, const dkv_outputs *got, const tally *t
     }
 }
 
-/* A run that does not come through is a defect like any other. */
-static void judgeOutcome(dkv_case *c, dkv_outcome o, dkv_finding *f) {
-    static const dkv_status status[] = {[DKV_W_ERROR] = DKV_ST_NOT_RUN,
-                                        [DKV_W_CRASHED] = DKV_ST_CRASHED,
-                                        [DKV_W_TIMEOUT] = DKV_ST_TIMEOUT,
-                                        [DKV_W_STOPPED] = DKV_ST_HARNESS_ERROR,
-                                        [DKV_W_HARNESS] = DKV_ST_HARNESS_ERROR};
-    c->result->stopped |= o == DKV_W_STOPPED;
-    dkv_find(f, DKV_CHECK_DEFECT, status[o], "with other branches' inputs changed: %.300s", c->kernel.w->why);
-}
-
 void dkv_checkSiblings(dkv_case *c, dkv_finding *f) {
     bool *watched = calloc((size_t)c->p->n_nodes + 1, sizeof *watched);
     dkv_inputs in = {0};
@@ -143,17 +97,14 @@ void dkv_checkSiblings(dkv_case *c, dkv_finding *f) {
     int32_t leaf = watched ? findBranch(c->p, watched) : -1, others = 0;
     for (int32_t i = 0; leaf >= 0 && i < c->p->n_nodes; i++) others += !watched[i] && c->p->nodes[i].len > 0;
     if (others == 0 || c->options->nested) goto done;
-    if (copyInputs(c, &in, &err)) {
+    if (dkv_copyInputs(c, &in, &err)) {
         dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_HARNESS_ERROR, "%.300s", err.text);
         goto done;
     }
     changeOthers(c, watched, &in);
     dkv_outcome o = dkv_openSide(&side, c->kernel.w, c->p, c->line, &c->packed, &in);
     if (o == DKV_W_OK) o = dkv_runSide(&side, DKV_RUNS_MAX, &run);
-    if (o != DKV_W_OK) {
-        judgeOutcome(c, o, f);
-        goto done;
-    }
+    if (!dkv_cameThrough(c, o, "other branches' inputs changed", f)) goto done;
     if (dkv_packRun(&side, &c->packed, &run.out, &packed, &err)) {
         dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_HARNESS_ERROR, "%.300s", err.text);
         goto done;

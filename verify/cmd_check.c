@@ -242,6 +242,7 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
                             .budget = cli->budget,
                             .level = cli->level,
                             .repeats = cli->repeats,
+                            .strength = true,
                             .peer = cli->has_peer ? &cli->peer : NULL,
                             .data_dir = dkv_dataDir(),
                             .report = takeResult,

@@ -28,7 +28,7 @@ static void say(tally *t, bool good, const char *what, const char *result) {
 
 static const char *const mutants[DKV_MUTANT_N] = {
     "no mistake",     "the diagonal masked", "scale 1 % off", "LSE in base 2", "a neighbour's KV head",
-    "delta left out", "keys one row early"};
+    "delta left out", "keys one row early", "the first key masked", "one key too many"};
 
 static const char *const oracle_lines[] = {
     "shape=37+3x11/5+2 heads=4:2 dim=8 dlse=on",

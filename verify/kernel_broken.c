@@ -44,6 +44,7 @@ static const dkv_breakage table[] = {
     {"after", "writes one element past the end of O", SMALL, DKV_ST_OUT_OF_BOUNDS},
     {"before", "writes one element before LSE", SMALL, DKV_ST_OUT_OF_BOUNDS},
     {"slack", "writes between the rows of O", PADDED, DKV_ST_OUT_OF_BOUNDS},
+    {"maxima", "takes the longest lengths for facts: fails the last row where none is that long", SMALL, DKV_ST_FAILED},
     {"flaky", "promises repeatable bits, changes the last one of dV at each call", SMALL,
      DKV_ST_NONDETERMINISTIC},
 };
@@ -131,6 +132,14 @@ static void misbehave(broken *b, int backward) {
         else if (write(fd, noise, sizeof noise) < 0) continue;
 }
 
+/* Is no segment as long as the problem says? */
+static bool overstated(const dualkv_problem *p) {
+    int64_t longest = 0;
+    for (int32_t i = 0; i < p->n_segments; i++)
+        if (p->segments[i].q_len > longest) longest = p->segments[i].q_len;
+    return p->max_q_len > longest;
+}
+
 /* Damage done after the right result is there. */
 static void spoil(broken *b, const dualkv_launch *l, size_t elt, int backward) {
     const dualkv_problem *p = l->problem;
@@ -142,6 +151,7 @@ static void spoil(broken *b, const dualkv_launch *l, size_t elt, int backward) {
     if (is(b, "before") && !backward) memset((char *)l->lse.data - 4, 0, 4);
     if (is(b, "slack") && !backward) memset(elementAt(&l->o, elt, 0, p->hq - 1, p->dv), 0, elt);
     if (is(b, "flaky") && backward) *elementAt(&l->dv, elt, 0, 0, 0) ^= (char)(~b->calls & 1);
+    if (is(b, "maxima") && !backward && overstated(p)) memset(elementAt(&l->o, elt, p->tq - 1, 0, 0), 0, elt);
     if (is(b, "tail") && backward) /* poison again: copied from the guard before Q */
         for (int64_t h = 0; h < p->hq; h++)
             for (int64_t c = 0; c < p->dqk; c++)

@@ -22,6 +22,7 @@ typedef struct dkv_session {
     double timeout, budget; /* false alarms of the whole run */
     double level;           /* of one test; 0: budget divided over all tests */
     int repeats;
+    bool strength;               /* measure what each case has the power to see */
     const dkv_kernel_spec *peer; /* or NULL */
     const char *data_dir;
     dkv_result_fn report;

@@ -13,6 +13,7 @@ typedef enum dkv_op { DKV_OP_OPEN = 1, DKV_OP_DESCRIBE, DKV_OP_LAUNCH } dkv_op;
 typedef struct dkv_request {
     uint32_t magic, sequence;
     int32_t op, backward;
+    int64_t overstate;         /* DESCRIBE */
     dkv_plan plan;             /* LAUNCH; with the arena's descriptor */
     dkv_kernel_spec spec;      /* OPEN */
     char line[DKV_LINE_BYTES]; /* DESCRIBE */

@@ -271,6 +271,7 @@ dkv_outcome dkv_describeCase(dkv_worker *w, const char *line, dkv_description *o
     dkv_outcome o = q && r ? dkv_startWorker(w) : DKV_W_HARNESS;
     if (o == DKV_W_OK) {
         q->op = DKV_OP_DESCRIBE;
+        q->overstate = w->overstate;
         snprintf(q->line, sizeof q->line, "%s", line);
         o = ask(w, q, -1, "while it was asked about the problem", r);
         *out = r->description;

@@ -41,6 +41,7 @@ typedef struct dkv_worker {
     int socket, output;
     uint32_t sequence;
     double timeout; /* seconds for one answer */
+    int64_t overstate; /* tokens added to the longest lengths of the problems that it is told of */
     dkv_kernel_spec spec;
     int64_t starts;                 /* processes started so far */
     int32_t memory, replicated;     /* of the kernel; known once it is started */
