@@ -119,7 +119,7 @@ ifeq ($(CUDA_SRC),)
 else ifeq ($(NVCC),)
 	@echo "nvcc not found: CUDA kernels are not built (everything else is)"
 else
-	$(MAKE) $(B)/libdualkv_cuda.so $(B)/test_device
+	$(MAKE) $(B)/libdualkv_cuda.so $(B)/test_device $(B)/test_oracle
 endif
 
 # Machine code for sm_80 and sm_90a, and PTX for what comes later. CUDA's runtime is linked in: the plugin needs only
@@ -132,11 +132,12 @@ NVCCFLAGS  := -std=c++17 -O3 -cudart static -lineinfo -Werror all-warnings \
 $(B)/obj/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(B)/libdualkv_cuda.so: $(CUDA_SRC:%.cu=$(B)/obj/%.o)
+# The oracle takes a few functions of ref/ from the library; cuBLAS it loads itself, when first used.
+$(B)/libdualkv_cuda.so: $(CUDA_SRC:%.cu=$(B)/obj/%.o) $(B)/libdualkv.a
 	$(NVCC) -shared -cudart static $(foreach a,$(CUDA_ARCH),$(GENCODE$(a))) $^ \
 	  -Xlinker --exclude-libs,ALL,-z,defs -o $@
-# Needs a device to run, so `test` only builds it.
-$(B)/test_device: $(B)/obj/cuda/test_device.o $(B)/libdualkv.a
+# Need a device to run, so `test` only builds them.
+$(B)/test_device $(B)/test_oracle: $(B)/%: $(B)/obj/cuda/%.o $(B)/libdualkv.a
 	$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
 
 # A folder that runs on a bare machine: program, plugin, data, and the libraries they need beside them.
@@ -147,8 +148,8 @@ bundle: all cuda ## build/bundle: runs on a machine without the packages
 	cp -r data/suites data/corpus data/recorded data/waivers.txt $(B)/bundle/
 	for l in $$(ldd $(B)/dualkv | awk '/openblas|cjson|quadmath|gfortran/ {print $$3}'); do cp -L $$l $(B)/bundle/lib/; done
 	$(CC) $(LDFLAGS) -rdynamic $(B)/obj/verify/main.o $(B)/libdualkv.a $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/dualkv
-	if [ -f $(B)/test_device ]; then $(CC) $(LDFLAGS) $(B)/obj/cuda/test_device.o $(B)/libdualkv.a $(LDLIBS) \
-	  $(BUNDLE_RPATH) -o $(B)/bundle/test_device; fi
+	for t in test_device test_oracle; do [ ! -f $(B)/$$t ] || $(CC) $(LDFLAGS) $(B)/obj/cuda/$$t.o $(B)/libdualkv.a \
+	  $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/$$t || exit 1; done
 	du -sh $(B)/bundle
 
 clean: ## remove what was built

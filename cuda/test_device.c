@@ -286,7 +286,7 @@ static int judge(const device_case *c, int i, const double *got, const dkv_oracl
 
 static int judgeAll(const device_case *c, const dkv_inputs *in, const dualkv_arithmetic *a,
                     void *const raw[BUFFERS], dkv_oracle *oracle) {
-    const dkv_ref_options opt = {0, DKV_MUTANT_NONE};
+    const dkv_ref_options opt = {.mutant = DKV_MUTANT_NONE};
     double *got[BUFFERS] = {NULL};
     dkv_err err;
     int bad = 0;

@@ -6,6 +6,10 @@
 #include "oracle.h"
 #include "tiles.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Declared arithmetic in the form that the formulas use; the oracle's own 2^-53 is added to each unit. */
 typedef struct dkv_units {
     const dualkv_arithmetic *a;
@@ -92,4 +96,7 @@ void dkv_endRowChains(dkv_row_chains *c, double u);
 int dkv_markExempt(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, dkv_outputs *bound,
                    dkv_err *err);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -1,5 +1,6 @@
-/* bound_formula.h: the bound's formulas for one pair, one row, one element: the only place where they stand, for the host
- * (bound_terms.c, oracle_bound.c) and for a device. Derivation: TOLERANCE.md, whose symbols the comments use. */
+/* bound_formula.h: the bound's formulas for one pair, one row, one element: the only place where they stand,
+ * for the host (bound_terms.c, oracle_bound.c) and for a device. Derivation: TOLERANCE.md, whose symbols the
+ * comments use. */
 #ifndef DKV_BOUND_FORMULA_H
 #define DKV_BOUND_FORMULA_H
 
@@ -50,8 +51,8 @@ DKV_FORMULA double dkv_formulaModified(const dkv_units *t, double s, double x, d
     double sigma = linear * x + two * z, before = fabs(s + bias);
     if (t->cap > 0) {
         const double h = (sigma * (1 + us) * (1 + us) + two * z) / t->cap, th = h < 0.01 ? h : tanh(h);
-        const double y = fmin(fabs((s + bias) / t->cap), 1);
-        const double moved = y * th < 1 ? fmin(h, th * (1 - y * y) / (1 - y * th)) : fmin(h, 2);
+        const double y = fmin(fabs((s + bias) / t->cap), 1.0);
+        const double moved = y * th < 1 ? fmin(h, th * (1 - y * y) / (1 - y * th)) : fmin(h, 2.0);
         const double dt = (moved + t->tanh * (y + moved)) * (1 + us) + us * y;
         sigma = t->cap * dt * (1 + two) + two * before;
     }
@@ -81,7 +82,7 @@ DKV_FORMULA double dkv_formulaSigma(const dkv_units *t, dkv_sigma_units y, doubl
 /* p (exp(x) - 1); where x is large and p small, from p's logarithm. */
 DKV_FORMULA double dkv_formulaGrowSmall(double p, double x) { return p * (x * (1 + DKV_EXP_SQUARE * x)); }
 DKV_FORMULA double dkv_formulaGrow(double p, double log_p, double x) {
-    return x <= 1 ? dkv_formulaGrowSmall(p, x) : exp(fmin(log_p + x, 709)) - p;
+    return x <= 1 ? dkv_formulaGrowSmall(p, x) : exp(fmin(log_p + x, 709.0)) - p;
 }
 
 /* --- forward --- */
@@ -106,8 +107,10 @@ DKV_FORMULA double dkv_formulaForwardWeight(double by_h, double by_p, double w0,
     return h * by_h + p * by_p + w0;
 }
 
-/* Relative error of the row's sum beside exp's arguments, as a logarithm: tile by tile, then one to the next. */
-DKV_FORMULA double dkv_formulaRowSum(const dkv_units *t, double key_tile, double n, double tiles, double rises) {
+/* Relative error of the row's sum beside exp's arguments, as a logarithm: tile by tile, then one to the next.
+ */
+DKV_FORMULA double dkv_formulaRowSum(const dkv_units *t, double key_tile, double n, double tiles,
+                                     double rises) {
     const double in_tile = key_tile > 0 ? fmin(key_tile, n) : 0;
     return (in_tile + tiles + rises) * t->u / (1 - t->u) + rises * t->exp / (1 - t->exp) + n * 0x1p-53;
 }
@@ -117,12 +120,13 @@ DKV_FORMULA double dkv_formulaLse(const dkv_units *u, double row_sum, double sum
     const double m = fabs(max), ln = lse - max;
     double e = fmin(log1p(sum_h), top) + u->exp / (1 - u->exp) + row_sum;
     /* the logarithm is that of the computed sum */
-    e += u->log * fmax(1, 1.4427 * (ln + e)) +
+    e += u->log * fmax(1.0, 1.4427 * (ln + e)) +
          (2 * u->u * (m + ln + e) + fmax(u->u, 0x1p-24) * (fabs(lse) + e)) * (1 + 4 * u->u) * (1 + u->log);
     return e + 4 * u->w + 0x1p-149;
 }
 
-/* O's error before its own rounding. sums = expm1(row's sum error + ...), h of the row; acc = sum of weights times |V|. */
+/* O's error before its own rounding. sums = expm1(row's sum error + ...), h of the row; acc = sum of weights
+ * times |V|. */
 DKV_FORMULA double dkv_formulaO(double o, double acc, double v_max, double kappa, double w0, double n,
                                 double sums, double h, double tiny) {
     double far = (v_max * (1 + kappa) + w0 * n * v_max) * (1 + sums) + o;
@@ -158,12 +162,13 @@ DKV_FORMULA dkv_grad_units dkv_formulaGradUnits(const dkv_units *t, double lse) 
     g.by_dp = t->u + t->dp_round;
     return g;
 }
-DKV_FORMULA double dkv_formulaBackwardX(dkv_grad_units g, double s, double sigma, double lse, double tol_lse) {
+DKV_FORMULA double dkv_formulaBackwardX(dkv_grad_units g, double s, double sigma, double lse,
+                                        double tol_lse) {
     return (sigma + tol_lse + g.u * (fabs(s) + g.al) + 3 * g.u * fabs(s - lse)) * g.close;
 }
 /* E and |dS| of one pair before softcap's factor. */
-DKV_FORMULA void dkv_formulaPair(const dkv_units *t, dkv_grad_units g, double p, double h, double z, double dp,
-                                 double delta, double base, double *e, double *ds) {
+DKV_FORMULA void dkv_formulaPair(const dkv_units *t, dkv_grad_units g, double p, double h, double z,
+                                 double dp, double delta, double base, double *e, double *ds) {
     double pe = h * g.rel + p * g.rest; /* P's absolute error, the products of dS included */
     pe += t->kept_p * (p + pe) + t->w_kept;
     double diff = fabs(dp - delta), f = t->dp * z + base + g.by_dp * fabs(dp);
@@ -171,15 +176,17 @@ DKV_FORMULA void dkv_formulaPair(const dkv_units *t, dkv_grad_units g, double p,
     *e = pe * diff + (p + pe) * f + t->w_exp * (diff + f);
 }
 /* Softcap: E and |dS| of dS before its factor f = 1 - t^2 become those of dS. */
-DKV_FORMULA void dkv_formulaCap(const dkv_units *t, double s, double bias, double sigma, double *e, double *ds) {
-    const double y = fmin(fabs((s + bias) / t->cap), 1);
-    const double dt = fmin(sigma / t->cap, 2), f = 1 - y * y, df = dt * (2 * y + dt) + 2 * t->us;
+DKV_FORMULA void dkv_formulaCap(const dkv_units *t, double s, double bias, double sigma, double *e,
+                                double *ds) {
+    const double y = fmin(fabs((s + bias) / t->cap), 1.0);
+    const double dt = fmin(sigma / t->cap, 2.0), f = 1 - y * y, df = dt * (2 * y + dt) + 2 * t->us;
     *e = (*e * (f + df) + *ds * df) * (1 + t->u) + t->u * *ds * f;
     *ds *= f;
 }
 /* The weights whose products with |K|, |Q|, |dO| bound dQ/scale, dK/scale and dV. */
-DKV_FORMULA void dkv_formulaWeights(const dkv_units *t, dkv_grad_units g, double p, double h, double e, double ds,
-                                    double chain, double chain_k, double *wq, double *wk, double *wv) {
+DKV_FORMULA void dkv_formulaWeights(const dkv_units *t, dkv_grad_units g, double p, double h, double e,
+                                    double ds, double chain, double chain_k, double *wq, double *wk,
+                                    double *wv) {
     double y = e * (1 + t->ds) + t->ds * ds + t->w_ds;
     double kk = chain_k + t->partial * (1 + chain_k), pe = h * g.rel + p * g.rest;
     *wq = y * (1 + chain) + chain * ds;
@@ -205,13 +212,14 @@ DKV_FORMULA double dkv_formulaSinkBackward(const dkv_units *t, double sink, doub
     return expm1(x) * (1 + t->exp) + t->exp;
 }
 /* One row's part of dSink: error and magnitude. */
-DKV_FORMULA void dkv_formulaSinkRow(const dkv_units *u, double p, double rel, double delta, double base, double *error,
-                                    double *size) {
+DKV_FORMULA void dkv_formulaSinkRow(const dkv_units *u, double p, double rel, double delta, double base,
+                                    double *error, double *size) {
     double d = fabs(delta);
     *error = (p * rel + u->w_exp) * d + (p * (1 + rel) + u->w_exp) * (base + 3 * u->u * d) + u->w;
     *size = p * d;
 }
-DKV_FORMULA double dkv_formulaSinkSum(const dkv_units *u, double error, double size, double rows, double dsink) {
+DKV_FORMULA double dkv_formulaSinkSum(const dkv_units *u, double error, double size, double rows,
+                                      double dsink) {
     const double chain = expm1(rows * u->u);
     return (error * (1 + chain) + chain * size) * (1 + 0x1p-24) + 0x1p-24 * fabs(dsink) + 0x1p-149;
 }

@@ -10,6 +10,13 @@
 
 #include "dualkv_kernel.h"
 
+/* Functions that a device needs too. */
+#ifdef __CUDACC__
+#define DKV_INLINE __host__ __device__ static inline
+#else
+#define DKV_INLINE static inline
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -28,7 +35,7 @@ typedef struct dkv_rounder {
 dkv_rounder dkv_makeRounder(int32_t format);
 
 /* Nearest value of the format, as double. No branches: loops over it vectorise. */
-static inline double dkv_roundBy(dkv_rounder f, double x) {
+DKV_INLINE double dkv_roundBy(dkv_rounder f, double x) {
     double a = fabs(x), c = a > f.floor ? a : f.floor, r;
     uint64_t u;
     memcpy(&u, &c, sizeof u);

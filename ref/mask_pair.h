@@ -1,5 +1,6 @@
-/* mask_pair.h: the reference's mask (mask.h) once more as inline functions of plain values, for host and device. The oracle
- * on a device asks these; kernels have their own (walk.h) and share nothing with it. test_mask_pair.c enumerates both. */
+/* mask_pair.h: the reference's mask (mask.h) once more as inline functions of plain values, for host and
+ * device. The oracle on a device asks these; kernels have their own (walk.h) and share nothing with it.
+ * test_mask_pair.c enumerates both. */
 #ifndef DKV_MASK_PAIR_H
 #define DKV_MASK_PAIR_H
 
@@ -12,8 +13,8 @@
 #endif
 
 typedef struct dkv_mask_view { /* of one node */
-    int32_t mask; /* dualkv_mask_kind */
-    int32_t root; /* the node has no parent */
+    int32_t mask;              /* dualkv_mask_kind */
+    int32_t root;              /* the node has no parent */
     int64_t context, len;
     int64_t window, window_sinks, chunk, block;
     double density;
@@ -50,7 +51,8 @@ DKV_MASK_HD int dkv_pairSees(const dkv_mask_view *v, int64_t r, int64_t j) {
 
 #define DKV_PAIR_BLOCKS 256 /* pairs of mask blocks examined before the answer is "mixed" */
 
-DKV_MASK_HD int dkv_pairSparse(const dkv_mask_view *v, int64_t first, int64_t last, int64_t a, int64_t b, int below) {
+DKV_MASK_HD int dkv_pairSparse(const dkv_mask_view *v, int64_t first, int64_t last, int64_t a, int64_t b,
+                               int below) {
     const int64_t q0 = first / v->block, q1 = last / v->block, k0 = a / v->block, k1 = b / v->block;
     int64_t kept = 0, pairs = 0;
     if (q1 - q0 >= DKV_PAIR_BLOCKS || k1 - k0 >= DKV_PAIR_BLOCKS) return 2;
@@ -82,7 +84,8 @@ DKV_MASK_HD int dkv_pairBlock(const dkv_mask_view *v, int64_t r0, int64_t r1, in
     return below ? 1 : 2;
 }
 
-/* Leaves out keys that no row of [r0, r1) sees at both ends of [*j0, *j1), by bisection; a block that is not mixed stays. */
+/* Leaves out keys that no row of [r0, r1) sees at both ends of [*j0, *j1), by bisection; a block that is not
+ * mixed stays. */
 DKV_MASK_HD int dkv_pairTrim(const dkv_mask_view *v, int64_t r0, int64_t r1, int64_t *j0, int64_t *j1) {
     int vis = dkv_pairBlock(v, r0, r1, *j0, *j1);
     if (vis != 2) {

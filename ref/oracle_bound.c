@@ -596,7 +596,7 @@ static int openWork(work *w, const dkv_ref_options *opt, dkv_err *err) {
     if (n <= 0) n = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
     n = n > w->n_items ? w->n_items : n;
     w->threads = (int)max64(1, n > most ? most : n);
-    w->fp32 = suitsFp32(w->in->q, w->p->dtype, v->tq * v->hq * v->dqk) &&
+    w->fp32 = !(opt && opt->exact_products) && suitsFp32(w->in->q, w->p->dtype, v->tq * v->hq * v->dqk) &&
               suitsFp32(w->in->k, w->p->dtype, v->tk * v->hkv * v->dqk) &&
               suitsFp32(w->in->v, w->p->dtype, v->tk * v->hkv * v->dv) &&
               suitsFp32(w->in->d_o, w->p->dtype, v->tq * v->hq * v->dv);

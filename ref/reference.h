@@ -27,6 +27,7 @@ typedef enum dkv_mutant {
 typedef struct dkv_ref_options {
     int threads;       /* 0: as many as cores */
     dkv_mutant mutant;
+    bool exact_products; /* bound: products of magnitudes in fp64 throughout */
 } dkv_ref_options;
 
 int dkv_refNaive(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, dkv_outputs *out, dkv_err *err);

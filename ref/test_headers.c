@@ -115,9 +115,11 @@ static int checkInclude(size_t room, const char *include) {
     return mayInclude(room, target, slash + 1);
 }
 
-/* The program stands on top of all rooms: main and its subcommands may include any. */
+/* The program stands on top of all rooms: main and its subcommands may include any; so may checks for a
+ * device. */
 static int isProgram(const char *path) {
-    return !strncmp(path, "verify/cmd_", 11) || !strcmp(path, "verify/main.c");
+    return !strncmp(path, "verify/cmd_", 11) || !strcmp(path, "verify/main.c") ||
+           !strncmp(path, "cuda/test_", 10);
 }
 
 static int checkFile(size_t room, const char *path) {

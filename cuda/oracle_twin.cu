@@ -1,0 +1,691 @@
+/* oracle_twin.cu: the twin on the device (ref/oracle_twin.c): what a head needs beforehand, and what is made
+ * of its sums. Sums are cut where the CPU cuts them, at 256 keys and at its blocks of rows, so that the
+ * statistics of a chain mean the same. */
+#include <stdlib.h>
+#include <string.h>
+
+#include <thrust/device_ptr.h>
+#include <thrust/execution_policy.h>
+#include <thrust/sort.h>
+
+#include "oracle_twin.cuh"
+
+#define CHECKPOINTS 8 /* along a chain over the head dimension, as twin_noise.c */
+#define FIT_ROWS 64
+#define FIT_KEYS 64
+#define KINDS 3 /* of samples, see sample_kernel */
+
+/* --- chains --- */
+
+typedef struct chain_weights {
+    float before[CHECKPOINTS], after[CHECKPOINTS], own;
+    int32_t begin[CHECKPOINTS + 1], parts;
+} chain_weights;
+
+static chain_weights weightsOf(const dkv_formula_noise *z, int d) {
+    chain_weights w = {};
+    w.parts = d < CHECKPOINTS ? d : CHECKPOINTS;
+    w.own = (float)(z->prod2 / z->step2);
+    for (int k = 0; k < w.parts; k++) {
+        w.begin[k] = d * k / w.parts;
+        int l = d * (k + 1) / w.parts - w.begin[k];
+        w.before[k] = (float)(l - 1) / 2;
+        w.after[k] = (float)(l + 1) / 2 - (k == 0 ? 1 / (float)l : 0);
+    }
+    w.begin[w.parts] = d;
+    return w;
+}
+
+static __device__ __forceinline__ void checkpoint(const chain_weights &w, int k, float x, float &dot,
+                                                  float &sq) {
+    if (k == 0) {
+        dot = x;
+        sq = (w.after[0] + w.own) * x * x;
+    } else {
+        float t = dot + x;
+        sq += w.before[k] * dot * dot + w.after[k] * t * t + w.own * x * x;
+        dot = t;
+    }
+}
+
+/* A block of 256 threads has 64 x 64 pairs, a thread 4 x 4 of them. */
+#define SIDE 64
+#define DEPTH 32 /* head dim / CHECKPOINTS, at most */
+__global__ void __launch_bounds__(256) chain_kernel(int m, int n, int d, int ld, chain_weights w,
+                                                    const float *a, const float *b, float *dot, float *sq) {
+    __shared__ float sa[DEPTH][SIDE + 4], sb[DEPTH][SIDE + 4];
+    const int i0 = blockIdx.y * SIDE, j0 = blockIdx.x * SIDE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    float t[4][4], dots[4][4], sqs[4][4];
+    for (int k = 0; k < w.parts; k++) {
+        const int c0 = w.begin[k], l = w.begin[k + 1] - c0;
+        __syncthreads();
+        for (int e = threadIdx.x; e < l * SIDE; e += 256) {
+            const int row = e / l, c = e % l;
+            sa[c][row] = i0 + row < m ? a[(int64_t)(i0 + row) * d + c0 + c] : 0;
+            sb[c][row] = j0 + row < n ? b[(int64_t)(j0 + row) * d + c0 + c] : 0;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) t[i][j] = 0;
+        for (int c = 0; c < l; c++) {
+            const float4 x = *(const float4 *)&sa[c][ty * 4], y = *(const float4 *)&sb[c][tx * 4];
+            const float xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) t[i][j] += xs[i] * ys[j];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) checkpoint(w, k, t[i][j], dots[i][j], sqs[i][j]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = i0 + ty * 4 + i, col = j0 + tx * 4;
+        if (row >= m) continue;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (col + j < n) {
+                dot[(int64_t)row * ld + col + j] = dots[i][j];
+                sq[(int64_t)row * ld + col + j] = sqs[i][j];
+            }
+    }
+}
+
+int dkv_chainTile(dkv_device_oracle *o, int m, int n, int d, int ld, const float *a, const float *b,
+                  float *dot, float *sq) {
+    const dim3 grid(dkv_blocksFor(n, SIDE), dkv_blocksFor(m, SIDE));
+    chain_kernel<<<grid, 256, 0, o->stream>>>(m, n, d, ld, weightsOf(&o->twin->u.z, d), a, b, dot, sq);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
+/* --- sampled chains --- */
+
+static __device__ double truncatingStep(double acc, const double *a, const double *b, int n) {
+    double top = fabs(acc), sum, quantum;
+    for (int c = 0; c < n; c++) top = fabs(a[c] * b[c]) > top ? fabs(a[c] * b[c]) : top;
+    if (!(top > 0) || !isfinite(top)) return acc;
+    quantum = ldexp(1.0, ilogb(top) - 25);
+    sum = trunc(acc / quantum);
+    for (int c = 0; c < n; c++) sum += trunc(a[c] * b[c] / quantum);
+    if (sum == 0) return 0;
+    double cut = ldexp(1.0, ilogb(sum) - 23);
+    return (cut > 1 ? trunc(sum / cut) * cut : sum) * quantum;
+}
+
+typedef struct sample {
+    double model, real, drift, size;
+    int32_t bin, used;
+} sample;
+
+/* One thread a sampled pair: what its chain, run as declared, loses. Kinds: rows against keys; keys against
+ * multiples of themselves, as needles are; half parallel, as the largest of many scores. */
+__global__ void sample_kernel(dkv_formula_noise z, chain_weights w, int rows, int keys, int64_t tq,
+                              int64_t tk, int g, int d, dkv_rounder round, const double *x, const double *y,
+                              const double *x_norm, const double *y_norm, sample *out) {
+    const int e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (e >= KINDS * rows * keys) return;
+    const int kind = e / (rows * keys);
+    const int64_t i = e / keys % rows, j = e % keys;
+    const int64_t row = (i * tq / rows) * g + i % g, key = (j * tk + i * tk / rows) / keys % tk;
+    double a[256], sum = 0, got = 0, na = x_norm[row], nb = y_norm[key];
+    const double *b = y + key * d;
+    float dot = 0, sq = 0;
+    sample s = {0, 0, 0, 0, 0, 0};
+    for (int c = 0; c < d; c++)
+        a[c] = kind ? dkv_roundBy(round, (1 + (double)i / rows) * b[c]) : x[row * d + c];
+    if (kind == 2) {
+        const int64_t other = ((j + 1) % keys * tk + i * tk / rows) / keys % tk;
+        for (int c = 0; c < d; c++)
+            a[c] = dkv_roundBy(round, a[c] + (1 + (double)(j % 4)) / 2 * y[other * d + c]);
+    }
+    if (kind) {
+        na = 0;
+        for (int c = 0; c < d; c++) na += a[c] * a[c];
+    }
+    const double ua = 1 / sqrt(na), ub = 1 / sqrt(nb);
+    for (int k = 0; k < w.parts; k++) {
+        float t = 0;
+        for (int c = w.begin[k]; c < w.begin[k + 1]; c++) t += (float)(a[c] * ua) * (float)(b[c] * ub);
+        checkpoint(w, k, t, dot, sq);
+    }
+    for (int c = 0; c < d; c++) sum += a[c] * b[c];
+    if (z.truncates) {
+        for (int c = 0; c < d; c += z.step)
+            got = truncatingStep(got, a + c, b + c, d - c < z.step ? d - c : z.step);
+    } else {
+        float t = 0;
+        for (int c = 0; c < d; c++) t = __fadd_rn(t, __fmul_rn((float)a[c], (float)b[c]));
+        got = t;
+    }
+    const double err = got - sum, unit = 1 / (na * nb);
+    if (na > 0 && nb > 0 && isfinite(err) && isfinite(unit)) {
+        s.bin = dkv_formulaBin(sq);
+        s.used = 1;
+        s.model = z.step2 * sq;
+        s.real = err * err * unit;
+        s.drift = err * sum * unit;
+        s.size = sum * sum * unit;
+    }
+    out[e] = s;
+}
+
+/* Bins with few samples lean on their neighbours, and where nothing was sampled the model stands. */
+static void endFit(const sample *bin, dkv_twin_fit *fit) {
+    for (int e = 0; e < DKV_FORMULA_BINS; e++) {
+        double model = 0, real = 0, drift = 0, size = 0, count = 0;
+        fit->var[e] = 1;
+        fit->gain[e] = 0;
+        for (int w = 0; w < DKV_FORMULA_BINS && count < 64; w++)
+            for (int s = -1; s <= (w ? 1 : -1); s += 2) {
+                int at = e + s * w;
+                if (at < 0 || at >= DKV_FORMULA_BINS) continue;
+                model += bin[at].model, real += bin[at].real, count += bin[at].used;
+                drift += bin[at].drift, size += bin[at].size;
+            }
+        if (count < 16 || !(model > 0)) continue;
+        fit->gain[e] = size > 0 ? (float)(drift / size) : 0;
+        fit->var[e] = (float)((real - (size > 0 ? drift * drift / size : 0)) / model);
+    }
+}
+
+static int fitChains(dkv_device_oracle *o, int d, const double *x, const double *y, const double *x_norm,
+                     const double *y_norm, dkv_twin_fit *fit) {
+    const dkv_formula_noise *z = &o->twin->u.z;
+    const int64_t tq = o->l->view.tq, tk = o->l->view.tk;
+    const int rows = (int)(tq < FIT_ROWS ? tq : FIT_ROWS), keys = (int)(tk < FIT_KEYS ? tk : FIT_KEYS);
+    static sample host[KINDS * FIT_ROWS * FIT_KEYS];
+    sample bin[DKV_FORMULA_BINS] = {};
+    if (z->unit2 >= 0x1p-80 && rows > 0 && keys > 0) {
+        sample *s = (sample *)o->work[0];
+        sample_kernel<<<dkv_blocksFor(KINDS * rows * keys, 64), 64, 0, o->stream>>>(
+            *z, weightsOf(z, d), rows, keys, tq, tk, o->g, d, dkv_makeRounder(o->p->dtype), x, y, x_norm,
+            y_norm, s);
+        DKV_TRY_CUDA(cudaGetLastError());
+        DKV_TRY_CUDA(cudaMemcpyAsync(host, s, sizeof *s * (size_t)(KINDS * rows * keys),
+                                     cudaMemcpyDeviceToHost, o->stream));
+        DKV_TRY_CUDA(cudaStreamSynchronize(o->stream));
+        for (int e = 0; e < KINDS * rows * keys; e++) {
+            sample *to = &bin[host[e].bin];
+            if (!host[e].used) continue;
+            to->model += host[e].model;
+            to->real += host[e].real;
+            to->drift += host[e].drift;
+            to->size += host[e].size;
+            to->used++;
+        }
+    }
+    endFit(bin, fit);
+    return 0;
+}
+
+/* --- operands of a head --- */
+
+/* A warp a row: unit row, squared norm (0 where not finite), squares times weight, magnitudes, what is
+ * finite. Any of the outputs may be NULL. */
+__global__ void operands_kernel(int64_t rows, int d, const double *x, const float *weight, float *unit,
+                                double *norm2, double *square, double *magnitude, double *finite,
+                                double *weighted) {
+    const int64_t i = (blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32;
+    const int lane = threadIdx.x % 32;
+    if (i >= rows) return;
+    double top = 0, sum = 0;
+    int bad = 0;
+    for (int c = lane; c < d; c += 32) {
+        const double y = fabs(x[i * d + c]);
+        top = y > top ? y : top;
+        bad |= !isfinite(y);
+    }
+    top = dkv_warpMax(top);
+    bad = __any_sync(~0u, bad);
+    for (int c = lane; c < d; c += 32) sum += (x[i * d + c] / top) * (x[i * d + c] / top);
+    sum = dkv_warpSum(sum);
+    const bool use = top > 0 && !bad;
+    const double by = use ? 1 / (sqrt(sum) * top) : 0, w = weight ? (double)weight[i] : 1;
+    for (int c = lane; c < d; c += 32) {
+        const double y = x[i * d + c], z = isfinite(y) ? y : 0;
+        unit[i * d + c] = use ? (float)(y * by) : 0;
+        square[i * d + c] = z * z * w;
+        magnitude[i * d + c] = fabs(z);
+        if (finite) finite[i * d + c] = z;
+        if (weighted) weighted[i * d + c] = z * w;
+    }
+    if (lane == 0) norm2[i] = use ? sum * top * top : 0;
+}
+
+static int operands(dkv_device_oracle *o, int64_t rows, int d, const double *x, const float *weight,
+                    float *unit, double *norm2, double *square, double *magnitude, double *finite,
+                    double *weighted) {
+    if (rows == 0) return 0;
+    operands_kernel<<<dkv_blocksFor(rows * 32, 256), 256, 0, o->stream>>>(
+        rows, d, x, weight, unit, norm2, square, magnitude, finite, weighted);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
+/* Mean squares of columns over groups of `per` rows: out [groups, d]. */
+__global__ void means_kernel(const double *x, int64_t rows, int64_t per, int d, double *out) {
+    const int64_t a = blockIdx.x * per, b = a + per < rows ? a + per : rows;
+    for (int c = threadIdx.x; c < d; c += blockDim.x) {
+        double sum = 0;
+        for (int64_t i = a; i < b; i++) {
+            const double y = x[i * d + c];
+            sum += isfinite(y) ? y * y / (double)(b - a) : 0;
+        }
+        out[blockIdx.x * (int64_t)d + c] = sum;
+    }
+}
+
+int dkv_twinMeans(dkv_device_oracle *o, const double *x, int64_t rows, int64_t per, int d, double *out) {
+    means_kernel<<<dkv_blocksFor(rows, (int)per), 128, 0, o->stream>>>(x, rows, per, d, out);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
+__global__ void mean_kernel(const float *x, int64_t rows, int64_t per, double *out) {
+    const int64_t a = blockIdx.x * per, b = a + per < rows ? a + per : rows;
+    double sum = 0;
+    for (int64_t i = a + threadIdx.x; i < b; i += 32) sum += (double)x[i];
+    sum = dkv_warpSum(sum);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum / (double)(b - a);
+}
+
+int dkv_twinMeanOf(dkv_device_oracle *o, const float *x, int64_t rows, int64_t per, double *out) {
+    mean_kernel<<<dkv_blocksFor(rows, (int)per), 32, 0, o->stream>>>(x, rows, per, out);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
+/* --- equal rows --- */
+
+static __device__ __forceinline__ unsigned long long mixed(unsigned long long h) {
+    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9ull;
+    h = (h ^ h >> 27) * 0x94D049BB133111EBull;
+    return h ^ h >> 31;
+}
+
+/* Adds n elements of a vector to the hash of a warp's row: each with its place, so that the order of adding
+ * is nothing. */
+static __device__ unsigned long long hashOf(const void *x, int dtype, int64_t at, int n, unsigned salt,
+                                            int lane) {
+    unsigned long long h = 0;
+    for (int c = lane; c < n; c += 32) {
+        unsigned long long w = dtype == DUALKV_FP32 ? __float_as_uint(((const float *)x)[at + c])
+                                                    : ((const uint16_t *)x)[at + c];
+        h += mixed(w + (((unsigned long long)salt << 48) | ((unsigned long long)(c + 1) << 32)) *
+                           0x9E3779B97F4A7C15ull);
+    }
+    for (int s = 16; s; s >>= 1) h += __shfl_xor_sync(~0u, h, s);
+    return h;
+}
+
+typedef struct hashing {
+    const void *a, *b, *c;    /* [rows, heads, da], ...; NULL: not there */
+    const float *lse, *d_lse; /* [heads, rows] or NULL */
+    const int32_t *cls;       /* [rows] */
+    int64_t rows;
+    int32_t dtype, heads, head0, g, da, db, dc;
+} hashing;
+
+__global__ void hash_kernel(hashing k, unsigned long long *out) {
+    const int64_t e = (blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32, row = e / k.g;
+    const int lane = threadIdx.x % 32, head = k.head0 + (int)(e % k.g);
+    if (row >= k.rows) return;
+    const int64_t vec = row * k.heads + head;
+    unsigned long long h = mixed(0x51ED2701ull + (unsigned)k.cls[row]);
+    h += hashOf(k.a, k.dtype, vec * k.da, k.da, 1, lane);
+    if (k.b) h = mixed(h) + hashOf(k.b, k.dtype, vec * k.db, k.db, 2, lane);
+    if (k.c) h = mixed(h) + hashOf(k.c, k.dtype, vec * k.dc, k.dc, 3, lane);
+    if (k.lse) h = mixed(h) + __float_as_uint(k.lse[head * k.rows + row]);
+    if (k.d_lse) h = mixed(h) + __float_as_uint(k.d_lse[head * k.rows + row]);
+    if (lane == 0) out[e] = mixed(h);
+}
+
+__global__ void runs_kernel(int64_t n, const unsigned long long *hash, const unsigned long long *sorted,
+                            float *count) {
+    DKV_GRID_LOOP(i, n) {
+        int64_t first, lo = 0, hi = n;
+        while (lo < hi) {
+            int64_t mid = (lo + hi) / 2;
+            if (sorted[mid] < hash[i]) lo = mid + 1;
+            else hi = mid;
+        }
+        first = lo;
+        hi = n;
+        while (lo < hi) {
+            int64_t mid = (lo + hi) / 2;
+            if (sorted[mid] <= hash[i]) lo = mid + 1;
+            else hi = mid;
+        }
+        count[i] = (float)(lo - first);
+    }
+}
+
+static int countRuns(dkv_device_oracle *o, const hashing *k, float *count) {
+    dkv_twin_device *t = o->twin;
+    const int64_t n = k->rows * k->g;
+    if (n == 0) return 0;
+    hash_kernel<<<dkv_blocksFor(n * 32, 256), 256, 0, o->stream>>>(*k, t->hash);
+    DKV_TRY_CUDA(cudaGetLastError());
+    DKV_TRY_CUDA(cudaMemcpyAsync(t->sorted, t->hash, 8 * (size_t)n, cudaMemcpyDeviceToDevice, o->stream));
+    thrust::device_ptr<unsigned long long> p(t->sorted);
+    thrust::sort(thrust::cuda::par.on(o->stream), p, p + n);
+    runs_kernel<<<dkv_blocksFor(n, 256), 256, 0, o->stream>>>(n, t->hash, t->sorted, count);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
+static int countEqual(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, const float *kernel_lse) {
+    const dkv_problem *p = o->p;
+    dkv_twin_device *t = o->twin;
+    hashing k = {o->in.k,  NULL,   NULL, NULL, NULL,   t->segment_k, o->l->view.tk,
+                 p->dtype, p->hkv, kvh,  1,    p->dqk, p->dv,        0};
+    DKV_TRY(countRuns(o, &k, t->equal_k));
+    k.b = o->in.v;
+    DKV_TRY(countRuns(o, &k, t->equal_kv));
+    if (!o->in.d_o) return 0;
+    hashing q = {o->in.q,  o->in.d_o, kernel_o,   kernel_lse, o->in.d_lse, t->group_q, o->l->view.tq,
+                 p->dtype, p->hq,     kvh * o->g, o->g,       p->dqk,      p->dv,      p->dv};
+    DKV_TRY(countRuns(o, &q, t->equal_any));
+    q.cls = t->segment_q;
+    return countRuns(o, &q, t->equal_own);
+}
+
+/* --- memory --- */
+
+typedef struct buffer {
+    void *to; /* a pointer */
+    int64_t n;
+    size_t size;
+} buffer;
+#define DOUBLES(field, n) \
+    { &t->field, n, sizeof(double) }
+#define FLOATS(field, n) \
+    { &t->field, n, sizeof(float) }
+
+static int take(dkv_twin_device *t, const buffer *all, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        void *x = NULL;
+        DKV_TRY_CUDA(cudaMalloc(&x, (size_t)(all[i].n < 1 ? 1 : all[i].n) * all[i].size));
+        t->memory[t->n_memory++] = x;
+        memcpy(all[i].to, &x, sizeof x);
+    }
+    return 0;
+}
+
+static int allocate(dkv_device_oracle *o) {
+    const dkv_problem *p = o->p;
+    const int64_t tq = o->l->view.tq, tk = o->l->view.tk, mq = tq * o->g, m = o->max_m;
+    const int64_t dqk = p->dqk, dv = p->dv, d = dqk > dv ? dqk : dv, most = mq > tk ? mq : tk;
+    dkv_twin_device *t = o->twin;
+    t->subs = o->ld / DKV_SUB_KEYS;
+    t->subm = o->rows / o->sub_rows + 1;
+    t->sub_m = o->sub_rows * o->g;
+    const int64_t rows = t->subs * m * d, keys = t->subm * o->ld * d, part = rows > keys ? rows : keys;
+    const int64_t parts = t->parts > 1 ? t->parts : 0, sinks = p->sink ? p->hq * tq : 0;
+    const buffer all[] = {FLOATS(q1, mq * dqk),
+                          FLOATS(o1, mq * dv),
+                          FLOATS(k1, tk * dqk),
+                          FLOATS(v1, tk * dv),
+                          DOUBLES(q_norm, mq),
+                          DOUBLES(o_norm, mq),
+                          DOUBLES(k_norm, tk),
+                          DOUBLES(v_norm, tk),
+                          DOUBLES(q2, mq * dqk),
+                          DOUBLES(o2, mq * dv),
+                          DOUBLES(k2, tk * dqk),
+                          DOUBLES(v2, tk * dv),
+                          DOUBLES(ve, tk * dv),
+                          DOUBLES(kf, tk * dqk),
+                          FLOATS(equal_k, tk),
+                          FLOATS(equal_kv, tk),
+                          FLOATS(equal_any, mq),
+                          FLOATS(equal_own, mq),
+                          FLOATS(segment_k, tk),
+                          FLOATS(segment_q, tq),
+                          FLOATS(group_q, tq),
+                          DOUBLES(hash, most),
+                          DOUBLES(sorted, most),
+                          DOUBLES(a1, m * d),
+                          DOUBLES(a2, m * d),
+                          DOUBLES(chain, m * d),
+                          DOUBLES(loss, m * d),
+                          DOUBLES(o_exact, m * dv),
+                          DOUBLES(o_var, m * dv),
+                          DOUBLES(q_mean2, t->subm * d),
+                          DOUBLES(o_mean2, t->subm * d),
+                          DOUBLES(mean_any, t->subm),
+                          DOUBLES(mean_own, t->subm),
+                          DOUBLES(k_mean2, t->subs * d),
+                          DOUBLES(v_mean2, t->subs * d),
+                          DOUBLES(mean_kv, t->subs),
+                          DOUBLES(last_mean, d),
+                          DOUBLES(by, t->subs * m),
+                          DOUBLES(fade, t->subs * m),
+                          DOUBLES(old, t->subs * m),
+                          DOUBLES(count, t->subs * m),
+                          DOUBLES(p2, t->subs * m),
+                          DOUBLES(col_n, t->subm * o->ld),
+                          DOUBLES(col_p2, t->subm * o->ld),
+                          DOUBLES(col_ds2, t->subm * o->ld),
+                          DOUBLES(part[0], part),
+                          DOUBLES(part[1], part),
+                          DOUBLES(part[2], part),
+                          DOUBLES(part[3], part),
+                          DOUBLES(table_max, t->table ? o->slots * m : 0),
+                          DOUBLES(dk, parts * tk * dqk),
+                          DOUBLES(dk_var, parts * tk * dqk),
+                          DOUBLES(dv, parts * tk * dv),
+                          DOUBLES(dv_var, parts * tk * dv),
+                          DOUBLES(sink_y, sinks),
+                          DOUBLES(sink_v, sinks)};
+    static_assert(sizeof all / sizeof *all <= sizeof t->memory / sizeof *t->memory, "room for each");
+    return take(t, all, sizeof all / sizeof *all);
+}
+
+/* Which segment and group each row belongs to. */
+static int uploadOwners(dkv_device_oracle *o) {
+    const dualkv_problem *v = &o->l->view;
+    dkv_twin_device *t = o->twin;
+    int32_t *x = (int32_t *)malloc(sizeof *x * (size_t)(v->tk + 2 * v->tq + 1));
+    if (!x) return dkv_oracleFail(__FILE__, __LINE__, "out of memory");
+    int32_t *q = x + v->tk, *g = q + v->tq;
+    for (int32_t s = 0; s < v->n_segments; s++) {
+        const dualkv_segment *y = &v->segments[s];
+        for (int64_t i = 0; i < y->k_len; i++) x[y->k_start + i] = s;
+        for (int64_t i = 0; i < y->q_len; i++) q[y->q_start + i] = s, g[y->q_start + i] = y->group;
+    }
+    cudaError_t e = cudaMemcpyAsync(t->segment_k, x, 4 * (size_t)v->tk, cudaMemcpyHostToDevice, o->stream);
+    if (!e) e = cudaMemcpyAsync(t->segment_q, q, 4 * (size_t)v->tq, cudaMemcpyHostToDevice, o->stream);
+    if (!e) e = cudaMemcpyAsync(t->group_q, g, 4 * (size_t)v->tq, cudaMemcpyHostToDevice, o->stream);
+    if (!e) e = cudaStreamSynchronize(o->stream);
+    free(x);
+    DKV_TRY_CUDA(e);
+    return 0;
+}
+
+static void declare(dkv_device_oracle *o) {
+    const dualkv_arithmetic *a = &o->a;
+    dkv_twin_device *t = o->twin;
+    dkv_twin_units *u = &t->u;
+    int e;
+    u->z = dkv_formulaNoise(o->p, a);
+    u->round_s = dkv_makeRounder(a->s_format);
+    u->round_p = dkv_makeRounder(a->p_format);
+    u->round_ds = dkv_makeRounder(a->ds_format);
+    u->round_out = dkv_makeRounder(a->out_format);
+    u->ulp_s = dkv_formulaSpacing(a->s_format);
+    u->ulp_p = dkv_formulaSpacing(a->p_format);
+    u->ulp_ds = dkv_formulaSpacing(a->ds_format);
+    u->ulp_out = dkv_formulaSpacing(a->out_format);
+    u->ulp_part = dkv_formulaSpacing(a->partial_format);
+    u->ulp_lse = dkv_formulaSpacing(DUALKV_FP32);
+    u->ulp_sum = dkv_formula_spacing{0, 2 * a->unit};
+    u->p_rounded = dkv_unitRoundoff(a->p_format) > a->unit;
+    u->ds_rounded = dkv_unitRoundoff(a->ds_format) > a->unit;
+    u->s_rounded = dkv_unitRoundoff(a->s_format) > a->unit;
+    u->scale_exact = frexp(o->p->scale, &e) == 0.5;
+    u->scale = o->p->scale;
+    u->softcap = o->p->softcap > 0 ? o->p->softcap : 0;
+    t->parts = dkv_unitRoundoff(a->partial_format) > a->unit ? o->g : 1;
+    t->delta_exact = a->delta_exact != 0;
+    t->p_normalised = a->p_normalised != 0;
+    t->has_o = a->key_tile > 0 || a->p_normalised || !u->p_rounded;
+    t->table =
+        u->p_rounded && !a->p_normalised && a->key_tile > 0 && (a->key_order || DKV_SUB_KEYS % a->key_tile);
+    if (t->table && o->slots == 0) t->table = t->has_o = false;
+}
+
+void dkv_closeTwin(dkv_device_oracle *o) {
+    dkv_twin_device *t = o->twin;
+    if (!t) return;
+    for (int i = 0; i < t->n_memory; i++) cudaFree(t->memory[i]);
+    free(t);
+    o->twin = NULL;
+}
+
+/* --- the whole --- */
+
+typedef struct key_end {
+    int64_t tk;
+    int32_t d, hkv, kvh, parts, stored, partial_format;
+    dkv_rounder round_part;
+} key_end;
+
+/* Partial sums of the query heads rounded, summed; or, with one accumulator, what is there: then the output's
+ * rounding. */
+__global__ void finish_keys_kernel(key_end k, __grid_constant__ const dkv_twin_units u, const double *x,
+                                   const double *var, double *twin, double *sigma2) {
+    DKV_GRID_LOOP(e, k.tk * k.d) {
+        const int64_t at = (e / k.d * k.hkv + k.kvh) * k.d + e % k.d;
+        double sum = 0, v = 0;
+        for (int i = 0; i < k.parts; i++) {
+            double y = k.parts > 1 ? x[i * k.tk * k.d + e] : twin[at],
+                   w = k.parts > 1 ? var[i * k.tk * k.d + e] : sigma2[at];
+            double z = k.parts > 1 ? dkv_roundBy(k.round_part, y) : y;
+            sum += z;
+            v += k.parts > 1 ? dkv_formulaFlip(y, z, w, dkv_formulaSpacingAt(u.ulp_part, fabs(y))) : w;
+            if (k.parts > 1 && i > 0) v += u.z.unit2 * sum * sum;
+        }
+        twin[at] = sum;
+        sigma2[at] =
+            dkv_formulaStored(sum, v, k.stored ? 0 : dkv_formulaSpacingAt(u.ulp_out, fabs(sum)), u.round_out);
+    }
+}
+
+static int finishKeys(dkv_device_oracle *o, int32_t kvh) {
+    dkv_twin_device *t = o->twin;
+    const bool fp32 = o->a.out_format == DUALKV_FP32;
+    key_end k = {o->l->view.tk,
+                 o->p->dqk,
+                 o->p->hkv,
+                 kvh,
+                 t->parts,
+                 fp32 && t->u.scale_exact,
+                 o->a.partial_format,
+                 dkv_makeRounder(o->a.partial_format)};
+    if (k.tk == 0) return 0;
+    finish_keys_kernel<<<dkv_blocksFor(k.tk * k.d, 256), 256, 0, o->stream>>>(
+        k, t->u, t->dk, t->dk_var, o->out[DKV_PART_TWIN][DKV_DK], o->out[DKV_PART_SIGMA2][DKV_DK]);
+    k.d = o->p->dv;
+    k.stored = fp32;
+    finish_keys_kernel<<<dkv_blocksFor(k.tk * k.d, 256), 256, 0, o->stream>>>(
+        k, t->u, t->dv, t->dv_var, o->out[DKV_PART_TWIN][DKV_DV], o->out[DKV_PART_SIGMA2][DKV_DV]);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
+/* dSink of each head, row after row as a kernel sums. */
+__global__ void sum_sink_kernel(int hq, int64_t tq, double unit2, const double *y, const double *v,
+                                double *twin, double *sigma2) {
+    DKV_GRID_LOOP(h, hq) {
+        double sum = 0, var = 0;
+        for (int64_t i = h * tq; i < (h + 1) * tq; i++) {
+            const double old = sum;
+            sum -= y[i];
+            var += v[i];
+            if (old != 0 && y[i] != 0) var += unit2 * sum * sum;
+        }
+        twin[h] = sum;
+        sigma2[h] = var;
+    }
+}
+
+static int runHead(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, const float *kernel_lse) {
+    const dkv_problem *p = o->p;
+    const int64_t tq = o->l->view.tq, tk = o->l->view.tk, mq = tq * o->g;
+    const bool grad = o->in.d_o != NULL;
+    dkv_twin_device *t = o->twin;
+    DKV_TRY(dkv_loadHead(o, kvh, o->a.in_format));
+    DKV_TRY(countEqual(o, kvh, kernel_o, kernel_lse));
+    DKV_TRY(operands(o, mq, p->dqk, o->q, NULL, t->q1, t->q_norm, t->q2, o->aq, NULL, NULL));
+    DKV_TRY(operands(o, tk, p->dqk, o->k, t->equal_kv, t->k1, t->k_norm, t->k2, o->ak, t->kf, NULL));
+    DKV_TRY(operands(o, tk, p->dv, o->v, t->equal_kv, t->v1, t->v_norm, t->v2, o->av, NULL, t->ve));
+    if (grad) DKV_TRY(operands(o, mq, p->dv, o->d_o, NULL, t->o1, t->o_norm, t->o2, o->ado, NULL, NULL));
+    DKV_TRY(fitChains(o, p->dqk, o->q, o->k, t->q_norm, t->k_norm, &t->fit_s));
+    if (grad) DKV_TRY(fitChains(o, p->dv, o->d_o, o->v, t->o_norm, t->v_norm, &t->fit_dp));
+    if (grad && t->parts > 1) {
+        for (double *x : {t->dk, t->dk_var})
+            DKV_TRY_CUDA(cudaMemsetAsync(x, 0, sizeof(double) * (size_t)(t->parts * tk * p->dqk), o->stream));
+        for (double *x : {t->dv, t->dv_var})
+            DKV_TRY_CUDA(cudaMemsetAsync(x, 0, sizeof(double) * (size_t)(t->parts * tk * p->dv), o->stream));
+    }
+    dkv_scene s = {};
+    s.kvh = kvh;
+    s.node = -1;
+    while (dkv_nextScene(o, &s)) {
+        DKV_TRY(dkv_twinForwardBlock(o, &s, kernel_lse));
+        if (grad) DKV_TRY(dkv_twinBackwardBlock(o, &s, kernel_o, kernel_lse));
+    }
+    return grad ? finishKeys(o, kvh) : 0;
+}
+
+/* Where the bound claims nothing, neither does the twin. */
+__global__ void drop_unclaimed_kernel(int64_t n, const double *bound, double *sigma2) {
+    DKV_GRID_LOOP(e, n) {
+        if (bound[e] == DKV_UNCLAIMED) sigma2[e] = (double)NAN;
+    }
+}
+
+static int dropUnclaimed(dkv_device_oracle *o) {
+    for (int id = 0; id < DKV_N_OUTPUTS; id++)
+        if (o->count[id] > 0)
+            drop_unclaimed_kernel<<<dkv_blocksFor(o->count[id], 256), 256, 0, o->stream>>>(
+                o->count[id], o->out[DKV_PART_BOUND][id], o->out[DKV_PART_SIGMA2][id]);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
+int dkv_runTwin(dkv_device_oracle *o, const void *kernel_o, const float *kernel_lse) {
+    const bool grad = o->in.d_o != NULL;
+    if (grad && (!kernel_o || !kernel_lse))
+        return dkv_oracleFail(__FILE__, __LINE__, "the twin of gradients needs the kernel's O and LSE");
+    if (!o->twin) {
+        o->twin = (dkv_twin_device *)calloc(1, sizeof *o->twin);
+        if (!o->twin) return dkv_oracleFail(__FILE__, __LINE__, "out of memory");
+        declare(o);
+        DKV_TRY(allocate(o));
+        DKV_TRY(uploadOwners(o));
+    }
+    for (int part = DKV_PART_TWIN; part <= DKV_PART_SIGMA2; part++)
+        for (int id = 0; id < DKV_N_OUTPUTS; id++)
+            if (o->count[id] > 0)
+                DKV_TRY_CUDA(
+                    cudaMemsetAsync(o->out[part][id], 0, sizeof(double) * (size_t)o->count[id], o->stream));
+    o->has_twin[DKV_O] = o->twin->has_o;
+    o->has_twin[DKV_LSE] = true;
+    o->has_twin[DKV_DQ] = o->has_twin[DKV_DK] = o->has_twin[DKV_DV] = grad;
+    o->has_twin[DKV_DSINK] = grad && o->p->sink;
+    for (int32_t kvh = 0; kvh < o->p->hkv; kvh++) DKV_TRY(runHead(o, kvh, kernel_o, kernel_lse));
+    if (o->has_twin[DKV_DSINK]) {
+        sum_sink_kernel<<<dkv_blocksFor(o->p->hq, 32), 32, 0, o->stream>>>(
+            o->p->hq, o->l->view.tq, o->twin->u.z.unit2, o->twin->sink_y, o->twin->sink_v,
+            o->out[DKV_PART_TWIN][DKV_DSINK], o->out[DKV_PART_SIGMA2][DKV_DSINK]);
+        DKV_TRY_CUDA(cudaGetLastError());
+    }
+    return dropUnclaimed(o);
+}

@@ -1,0 +1,425 @@
+/* oracle_twin_backward.cu: dQ, dK, dV, dSink of the twin, one block of rows, given the kernel's own O and LSE
+ * (ref/twin_backward.c). */
+#include <float.h>
+
+#include "oracle_twin.cuh"
+
+typedef struct delta_end {
+    int64_t q_row, tq;
+    int32_t m, d, g, hq, head0, dtype, exact, has_o;
+    const double *d_o, *truth; /* [m, d]; packed */
+    const double *o_exact, *o_var, *v_mean2, *terms;
+    const void *kernel_o;
+    const float *d_lse, *sink;
+    double p_unit2; /* ROUND_VAR u^2 of P's format */
+    double *sink_y, *sink_v;
+} delta_end;
+
+/* delta = dO . O - dLSE of the kernel's own O (or of its O before rounding, where it says so); a thread a
+ * row. */
+__global__ void delta_twin_kernel(delta_end k, __grid_constant__ const dkv_twin_units u, dkv_rows r) {
+    DKV_GRID_LOOP(i, k.m) {
+        const int64_t vec = (k.q_row + i / k.g) * k.hq + k.head0 + i % k.g;
+        const int64_t one = (k.head0 + i % k.g) * k.tq + k.q_row + i / k.g;
+        double sum = 0, var = 0, prod = k.exact ? u.z.unit2 : u.z.prod2;
+        for (int c = 0; c < k.d; c++) {
+            const int64_t e = i * k.d + c;
+            const double d_o = k.d_o[e];
+            double o, v = 0;
+            if (!k.exact) {
+                o = dkv_decodeOne(k.kernel_o, k.dtype, vec * k.d + c);
+            } else if (k.has_o) {
+                o = k.o_exact[e];
+                v = k.o_var[e];
+            } else { /* P's roundings in it are not known: the truth, and their variance */
+                o = k.truth[vec * k.d + c];
+                v = k.p_unit2 * (o * o + k.v_mean2[c] / fmax(k.terms[i], 1.0));
+            }
+            const double x = o * d_o, old = sum;
+            sum += x;
+            var += (old != 0 && x != 0 ? u.z.unit2 * sum * sum : 0) + prod * x * x + v * d_o * d_o;
+        }
+        if (k.d_lse) {
+            const double by = (double)k.d_lse[one];
+            sum -= by;
+            var += by != 0 ? u.z.unit2 * sum * sum : 0;
+        }
+        if (!isfinite(var)) var = 0;
+        r.delta[i] = sum;
+        r.delta_var[i] = var;
+        if (!k.sink) continue;
+        const double lse = r.lse[i], x = (double)k.sink[i % k.g] - lse, p = lse == -INFINITY ? 0 : exp(x),
+                     y = p * sum;
+        k.sink_y[one] = y;
+        k.sink_v[one] = p * p * var + y * y * (p > 0 ? u.z.exp2 + u.z.unit2 * (x * x + 1) : 0);
+    }
+}
+
+typedef struct backward_walk {
+    double *p, *ds, *w_p, *w_ds, *w_row, *size; /* [m, ld]; p over the scores, ds over dP; size: |dS| */
+    const float *sq, *dot;                      /* chains of dP */
+    const double *o_norm, *v_norm;
+    const float *equal;      /* of the block's rows */
+    double *count, *squares; /* [subs, max_m]: terms that move a sum of P, sum of dS^2 */
+    int64_t max_m;
+} backward_walk;
+
+/* A warp a row. */
+__global__ void __launch_bounds__(128)
+    backward_twin_kernel(dkv_area t, __grid_constant__ const dkv_twin_units u,
+                         __grid_constant__ const dkv_twin_fit fit_s,
+                         __grid_constant__ const dkv_twin_fit fit_dp, score_view v, dkv_rows r,
+                         backward_walk b) {
+    const int i = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
+    if (i >= t.m) return;
+    const double given = r.lse[i], lse = given == -INFINITY ? 0 : given, delta = r.delta[i],
+                 delta_var = r.delta_var[i];
+    const double o_norm = b.o_norm[i], alike = (double)b.equal[i];
+    for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
+        double p[PER_LANE], sum = 0, count = 0, squares = 0;
+#pragma unroll
+        for (int k = 0; k < PER_LANE; k++) {
+            const int j = base + k * 32 + lane;
+            const int64_t at = (int64_t)i * t.ld + j;
+            p[k] = 0;
+            if (j >= t.n) continue;
+            dkv_twin_pair x = {0, 0, 0, 0, 0};
+            double vs, s = scoreOf(t, u, fit_s, v, i, j, &vs), dp = b.ds[at];
+            const int bin = dkv_formulaBin(b.sq[at]);
+            const double norm = o_norm * b.v_norm[j], vd = u.z.step2 * fit_dp.var[bin] * b.sq[at] * norm;
+            if (u.z.gain > 0) dp += fit_dp.gain[bin] * b.dot[at] * sqrt(norm);
+            if (s > -DBL_MAX)
+                x = dkv_formulaTwinPair(&u, s, lse, exp(s - lse), dp, u.softcap > 0 ? v.cap[at] : 0, vs, vd,
+                                        delta, delta_var);
+            b.p[at] = p[k] = x.p;
+            b.ds[at] = x.ds;
+            b.w_p[at] = x.w_p * alike;
+            b.w_ds[at] = x.w_ds * alike;
+            b.w_row[at] = x.w_row;
+            b.size[at] = isfinite(x.ds) ? fabs(x.ds) : 0;
+            sum += x.p;
+            squares += x.ds * x.ds;
+        }
+        sum = dkv_warpSum(sum);
+#pragma unroll
+        for (int k = 0; k < PER_LANE; k++) count += p[k] > u.z.stuck * sum;
+        count = dkv_warpSum(count);
+        squares = dkv_warpSum(squares);
+        if (lane == 0) {
+            b.count[sub * b.max_m + i] = count;
+            b.squares[sub * b.max_m + i] = squares;
+        }
+    }
+}
+
+/* A thread a key and a CPU block of rows: terms that move a column's sum of P, sums of squares. */
+__global__ void columns_kernel(dkv_area t, int sub_m, double stuck, const double *p, const double *ds,
+                               double *n, double *p2, double *ds2) {
+    const int j = (int)(blockIdx.x * blockDim.x + threadIdx.x), b = (int)blockIdx.y;
+    if (j >= t.n) return;
+    const int end = (b + 1) * sub_m < t.m ? (b + 1) * sub_m : t.m;
+    double sum = 0, count = 0, x2 = 0, y2 = 0;
+    for (int i = b * sub_m; i < end; i++) {
+        const double x = p[(int64_t)i * t.ld + j], y = ds[(int64_t)i * t.ld + j];
+        count += x > stuck * sum;
+        sum += x;
+        x2 += x * x;
+        y2 += y * y;
+    }
+    n[b * (int64_t)t.ld + j] = count;
+    p2[b * (int64_t)t.ld + j] = x2;
+    ds2[b * (int64_t)t.ld + j] = y2;
+}
+
+typedef struct key_parts {         /* of one tile */
+    const double *sum, *size;      /* [subm, n, d]; size NULL: none */
+    const double *count, *squares; /* [subm, ld] */
+    const double *mean2, *alike;   /* [subm, d], [subm] */
+    double *x, *var;               /* of the tile's first key: element (j, c) at j * ld_x + c */
+    int64_t ld, ld_x;
+    int32_t n, d, subm, parts;
+    double fold, squares_by;
+} key_parts;
+
+__global__ void add_keys_kernel(dkv_formula_noise z, key_parts k) {
+    DKV_GRID_LOOP(e, (int64_t)k.n * k.d) {
+        const int64_t j = e / k.d, c = e % k.d, at = j * k.ld_x + c;
+        double x = k.x[at], var = k.var[at];
+        for (int b = 0; b < k.subm; b++) {
+            const int64_t part = b * (int64_t)k.n * k.d + e;
+            const double before = x, n = k.count[b * k.ld + j] / k.parts;
+            x += k.sum[part];
+            var += dkv_formulaAlike(k.alike[b]) *
+                   dkv_formulaChain(&z, k.fold, before, x, n,
+                                    k.squares_by * k.squares[b * k.ld + j] * k.mean2[b * k.d + c] / k.parts);
+            if (k.size) x -= dkv_formulaLoss(&z, k.fold, before, x, n, k.size[part]);
+        }
+        k.x[at] = x;
+        k.var[at] = var;
+    }
+}
+
+/* The slow way, as dkv_gemmKeys has it: m rows first, first + step, ... of the block at `base`. */
+__global__ void careful_keys_kernel(dkv_area t, int base, int m, int first, int step, int d, double alpha,
+                                    const double *w, const double *x, double *c) {
+    DKV_GRID_LOOP(e, (int64_t)t.n * d) {
+        const int j = (int)(e / d), k = (int)(e % d);
+        double sum = 0;
+        for (int i = 0; i < m; i++) {
+            const int row = base + first + i * step;
+            if (dkv_seesPair(t, row, j)) sum += w[(int64_t)row * t.ld + j] * x[(int64_t)row * d + k];
+        }
+        c[e] = alpha * sum;
+    }
+}
+
+static int carefulKeys(dkv_device_oracle *o, const dkv_area *t, int base, int m, int first, int step, int d,
+                       double alpha, const double *w, const double *x, double *c) {
+    careful_keys_kernel<<<dkv_blocksFor((int64_t)t->n * d, 128), 128, 0, o->stream>>>(
+        *t, base, m, first, step, d, alpha, w, x, c);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
+typedef struct row_set { /* the rows of one accumulator: all stacked rows, or those of one query head */
+    int32_t first, step;
+} row_set;
+
+/* parts [subm][n, d] = alpha w^T x over the rows of each CPU block. */
+static int partKeys(dkv_device_oracle *o, const dkv_area *t, int d, double alpha, const double *w,
+                    const double *x, row_set rows, bool careful, double *part) {
+    const int sub = (int)(o->sub_rows * o->g), full = t->m / sub;
+    const double zero = 0, *w0 = w + (int64_t)rows.first * t->ld, *x0 = x + (int64_t)rows.first * d;
+    const int ld_w = t->ld * rows.step, ld_x = d * rows.step;
+    for (int b = 0; b * sub < t->m; b++) {
+        const int m = (t->m - b * sub < sub ? t->m - b * sub : sub) / rows.step;
+        const double *wb = w0 + (int64_t)b * sub * t->ld, *xb = x0 + (int64_t)b * sub * d;
+        double *to = part + (int64_t)b * t->n * d;
+        cublasStatus_t e;
+        if (careful && t->vis != 1) {
+            DKV_TRY(carefulKeys(o, t, b * sub, m, rows.first, rows.step, d, alpha, w, x, to));
+            continue;
+        }
+        if (b == 0 && full > 1) { /* all whole blocks in one call */
+            o->flops += 2.0 * full * m * t->n * d;
+            e = o->blas->batched(o->handle, CUBLAS_OP_N, CUBLAS_OP_T, d, t->n, m, &alpha, x0, ld_x,
+                                 (long long)sub * d, w0, ld_w, (long long)sub * t->ld, &zero, part, d,
+                                 (long long)t->n * d, full);
+            b = full - 1;
+        } else {
+            o->flops += 2.0 * m * t->n * d;
+            e = o->blas->dgemm(o->handle, CUBLAS_OP_N, CUBLAS_OP_T, d, t->n, m, &alpha, xb, ld_x, wb, ld_w,
+                               &zero, to, d);
+        }
+        if (e != CUBLAS_STATUS_SUCCESS)
+            return dkv_oracleFail(__FILE__, __LINE__, "cuBLAS: status %d", (int)e);
+    }
+    return 0;
+}
+
+/* x, var += sum over the rows of one accumulator. w, var_w, size_w [m, ld]; y, y2, y_size [m, d]. */
+typedef struct key_sum {
+    const double *w, *var_w, *size_w, *y, *y2, *y_size, *squares, *mean2;
+    double alpha;
+    int d;
+    double *x, *var;
+    int64_t ld_x;
+} key_sum;
+
+static int addKeySum(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t, row_set rows,
+                     const key_sum &k, const double *alike) {
+    dkv_twin_device *x = o->twin;
+    const bool gain = x->u.z.gain > 0;
+    const int m = t->m / rows.step;
+    const double one = 1, var_by = k.alpha * k.alpha;
+    DKV_TRY(partKeys(o, t, k.d, k.alpha, k.w, k.y, rows, !s->finite_rows, x->part[0]));
+    if (gain) DKV_TRY(partKeys(o, t, k.d, fabs(k.alpha), k.size_w, k.y_size, rows, false, x->part[1]));
+    o->flops += 2.0 * m * t->n * k.d;
+    const cublasStatus_t e = o->blas->dgemm(
+        o->handle, CUBLAS_OP_N, CUBLAS_OP_T, k.d, t->n, m, &var_by, k.y2 + (int64_t)rows.first * k.d,
+        k.d * rows.step, k.var_w + (int64_t)rows.first * t->ld, t->ld * rows.step, &one, k.var, (int)k.ld_x);
+    if (e != CUBLAS_STATUS_SUCCESS) return dkv_oracleFail(__FILE__, __LINE__, "cuBLAS: status %d", (int)e);
+    key_parts p = {x->part[0],
+                   gain ? x->part[1] : NULL,
+                   x->col_n,
+                   k.squares,
+                   k.mean2,
+                   alike,
+                   k.x,
+                   k.var,
+                   t->ld,
+                   k.ld_x,
+                   t->n,
+                   k.d,
+                   (int32_t)((t->m + x->sub_m - 1) / x->sub_m),
+                   x->parts,
+                   x->u.z.fold_dkv,
+                   k.alpha * k.alpha};
+    add_keys_kernel<<<dkv_blocksFor((int64_t)t->n * k.d, 256), 256, 0, o->stream>>>(x->u.z, p);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
+static int addKeySums(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t, const backward_walk &b,
+                      bool own) {
+    const dkv_problem *p = o->p;
+    dkv_twin_device *x = o->twin;
+    const int64_t at = (s->seg->q_start + s->r0) * o->g, hkv = p->hkv;
+    const double *alike = own ? x->mean_own : x->mean_any;
+    columns_kernel<<<dim3(dkv_blocksFor(t->n, 128), dkv_blocksFor(t->m, (int)x->sub_m)), 128, 0, o->stream>>>(
+        *t, (int)x->sub_m, x->u.z.stuck, b.p, b.ds, x->col_n, x->col_p2, x->col_ds2);
+    DKV_TRY_CUDA(cudaGetLastError());
+    for (int e = 0; e < x->parts; e++) {
+        const row_set rows = {e, x->parts > 1 ? o->g : 1};
+        const bool one = x->parts == 1;
+        const int64_t tk = o->l->view.tk, row = one ? t->k_row * hkv + s->kvh : e * tk + t->k_row;
+        double *dk = one ? o->out[DKV_PART_TWIN][DKV_DK] : x->dk,
+               *dk_var = one ? o->out[DKV_PART_SIGMA2][DKV_DK] : x->dk_var;
+        double *dv = one ? o->out[DKV_PART_TWIN][DKV_DV] : x->dv,
+               *dv_var = one ? o->out[DKV_PART_SIGMA2][DKV_DV] : x->dv_var;
+        const key_sum v = {b.p,
+                           b.w_p,
+                           b.p,
+                           o->d_o + at * p->dv,
+                           x->o2 + at * p->dv,
+                           o->ado + at * p->dv,
+                           x->col_p2,
+                           x->o_mean2,
+                           1,
+                           p->dv,
+                           dv + row * p->dv,
+                           dv_var + row * p->dv,
+                           (one ? hkv : 1) * p->dv};
+        const key_sum k = {b.ds,
+                           b.w_ds,
+                           b.size,
+                           o->q + at * p->dqk,
+                           x->q2 + at * p->dqk,
+                           o->aq + at * p->dqk,
+                           x->col_ds2,
+                           x->q_mean2,
+                           t->scale,
+                           p->dqk,
+                           dk + row * p->dqk,
+                           dk_var + row * p->dqk,
+                           (one ? hkv : 1) * p->dqk};
+        DKV_TRY(addKeySum(o, s, t, rows, v, alike));
+        DKV_TRY(addKeySum(o, s, t, rows, k, alike));
+    }
+    return 0;
+}
+
+static int addQueries(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t, const backward_walk &b) {
+    const int d = o->p->dqk;
+    dkv_twin_device *x = o->twin;
+    const int64_t key = t->k_row;
+    const double scale = t->scale;
+    row_parts k = {x->part[0],     NULL,         NULL,     NULL,  NULL,
+                   NULL,           NULL,         x->count, x->p2, x->k_mean2,
+                   x->mean_kv,     o->max_m,     t->m,     d,     (t->n + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS,
+                   x->u.z.fold_dq, scale * scale};
+    DKV_TRY(dkv_twinPartRows(o, t, d, scale, b.ds, o->k + key * d, !dkv_finiteKeys(o, s, t), x->part[0]));
+    if (x->u.z.gain > 0) {
+        DKV_TRY(dkv_twinPartRows(o, t, d, fabs(scale), b.size, o->ak + key * d, false, x->part[1]));
+        k.size = x->part[1];
+    }
+    DKV_TRY(dkv_gemmRows(o, t, d, scale * scale, b.w_row, x->k2 + key * d, 1, x->a2, false));
+    DKV_TRY(dkv_gemmRows(o, t, d, scale, b.p, x->kf + key * d, 1, x->a1, false));
+    DKV_TRY(dkv_twinAddRows(o, &k));
+    return 0;
+}
+
+__global__ void finish_queries_kernel(int64_t q_row, int m, int g, int hq, int head0, int d, int stored,
+                                      __grid_constant__ const dkv_twin_units u, dkv_rows r, row_sums x,
+                                      double *twin, double *sigma2) {
+    DKV_GRID_LOOP(e, (int64_t)m * d) {
+        const int64_t i = e / d, at = ((q_row + i / g) * hq + head0 + i % g) * d + e % d;
+        const double y = x.acc[e] - x.loss[e],
+                     var = x.chain[e] + x.a2[e] + r.delta_var[i] * x.a1[e] * x.a1[e];
+        twin[at] = y;
+        sigma2[at] =
+            dkv_formulaStored(y, var, stored ? 0 : dkv_formulaSpacingAt(u.ulp_out, fabs(y)), u.round_out);
+    }
+}
+
+static int startBackward(dkv_device_oracle *o, dkv_scene *s, const void *kernel_o, const float *kernel_lse) {
+    const dkv_problem *p = o->p;
+    dkv_twin_device *x = o->twin;
+    const int64_t q_row = s->seg->q_start + s->r0, at = q_row * o->g;
+    const double unit = dkv_unitRoundoff(o->a.p_format);
+    load_lse_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(q_row, o->l->view.tq, s->m, o->g,
+                                                                     s->kvh * o->g, kernel_lse, o->r.lse);
+    delta_end k = {q_row,
+                   o->l->view.tq,
+                   s->m,
+                   p->dv,
+                   o->g,
+                   p->hq,
+                   s->kvh * o->g,
+                   p->dtype,
+                   x->delta_exact,
+                   x->has_o,
+                   o->d_o + at * p->dv,
+                   o->out[DKV_PART_TRUTH][DKV_O],
+                   x->o_exact,
+                   x->o_var,
+                   x->last_mean,
+                   o->r.terms,
+                   kernel_o,
+                   o->in.d_lse,
+                   o->in.sink ? o->in.sink + s->kvh * o->g : NULL,
+                   DKV_FORMULA_ROUND * unit * unit,
+                   x->sink_y,
+                   x->sink_v};
+    delta_twin_kernel<<<dkv_blocksFor(s->m, 64), 64, 0, o->stream>>>(k, x->u, o->r);
+    DKV_TRY_CUDA(cudaGetLastError());
+    DKV_TRY(dkv_twinZeroSums(o, s->m, p->dqk));
+    DKV_TRY(dkv_twinMeans(o, o->q + at * p->dqk, s->m, x->sub_m, p->dqk, x->q_mean2));
+    DKV_TRY(dkv_twinMeans(o, o->d_o + at * p->dv, s->m, x->sub_m, p->dv, x->o_mean2));
+    DKV_TRY(dkv_twinMeanOf(o, x->equal_any + at, s->m, x->sub_m, x->mean_any));
+    return dkv_twinMeanOf(o, x->equal_own + at, s->m, x->sub_m, x->mean_own);
+}
+
+int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel_o, const float *kernel_lse) {
+    const dkv_problem *p = o->p;
+    dkv_twin_device *x = o->twin;
+    const int64_t q_row = s->seg->q_start + s->r0, at = q_row * o->g;
+    dkv_area t;
+    score_view v;
+    int32_t range = -1;
+    DKV_TRY(startBackward(o, s, kernel_o, kernel_lse));
+    float *dot = (float *)o->work[8], *sq = dot + o->max_m * o->ld;
+    while (dkv_nextArea(o, s, &range, &t)) {
+        const bool own = t.k_row >= s->seg->k_start;
+        DKV_TRY(dkv_twinLoadTile(o, s, &t, &v));
+        DKV_TRY(dkv_gemmNt(o, &t, p->dv, 1, o->d_o + at * p->dv, o->v + t.k_row * p->dv, o->work[1]));
+        DKV_TRY(
+            dkv_chainTile(o, t.m, t.n, p->dv, t.ld, x->o1 + at * p->dv, x->v1 + t.k_row * p->dv, dot, sq));
+        const backward_walk b = {o->work[0],
+                                 o->work[1],
+                                 o->work[2],
+                                 o->work[3],
+                                 o->work[4],
+                                 o->work[5],
+                                 sq,
+                                 dot,
+                                 x->o_norm + at,
+                                 x->v_norm + t.k_row,
+                                 (own ? x->equal_own : x->equal_any) + at,
+                                 x->count,
+                                 x->p2,
+                                 o->max_m};
+        backward_twin_kernel<<<dkv_blocksFor((int64_t)t.m * 32, 128), 128, 0, o->stream>>>(
+            t, x->u, x->fit_s, x->fit_dp, v, o->r, b);
+        DKV_TRY_CUDA(cudaGetLastError());
+        DKV_TRY(addQueries(o, s, &t, b));
+        DKV_TRY(addKeySums(o, s, &t, b, own));
+        DKV_TRY(dkv_oracleTick(o, &t));
+    }
+    finish_queries_kernel<<<dkv_blocksFor((int64_t)s->m * p->dqk, 256), 256, 0, o->stream>>>(
+        q_row, s->m, o->g, p->hq, s->kvh * o->g, p->dqk, x->u.scale_exact && o->a.out_format == DUALKV_FP32,
+        x->u, o->r, row_sums{o->acc, x->chain, x->loss, x->a1, x->a2}, o->out[DKV_PART_TWIN][DKV_DQ],
+        o->out[DKV_PART_SIGMA2][DKV_DQ]);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}

@@ -1,0 +1,214 @@
+/* twin_formula.h: the twin's formulas for one rounding, one pair, one sum, for host and device. Derivation:
+ * TOLERANCE-TWIN.md.
+ *
+ *   a rounding to nearest of x     ROUND u^2 x^2         E[ulp(x)^2]/12 over log-uniform mantissas
+ *   a chain of products            ROUND u^2 sum_t T_t^2, T_t its partial sums
+ *   a rounding that may flip       dkv_formulaFlip: what is left when both sides round, and one has an error
+ * first */
+#ifndef DKV_TWIN_FORMULA_H
+#define DKV_TWIN_FORMULA_H
+
+#include <float.h>
+#include <math.h>
+
+#include "dtype.h"
+#include "problem.h"
+
+#define DKV_FORMULA_ROUND 0.18033688 /* 4/12 E[1/m^2], m log-uniform in [1, 2): 3/(24 ln 2) */
+#define DKV_FORMULA_BINS 32          /* of log2 (sum_t T_t^2 / (|a|^2 |b|^2)), -24..7 */
+#define DKV_FORMULA_ALIKE 0.4
+#define DKV_FORMULA_CUT 0.16
+
+typedef struct dkv_formula_noise {
+    double unit2;             /* relative variance of one rounding of the vector arithmetic */
+    double lse2;              /* the same for fp32, in which LSE and dSink are stored */
+    double step2;             /* variance of a chain = step2 * sum of T_t^2 over products */
+    double prod2;             /* relative variance of a rounded product (0: products are exact) */
+    double prod_p2;           /* the same for products with P or dS */
+    double exp2, log2, tanh2; /* relative variances */
+    double least2;            /* variance of rounding a result in fp32's subnormal range */
+    double flush;             /* results below are flushed to 0; 0: none */
+    double stuck;             /* a term below stuck * T leaves the sum T as it is */
+    double gain; /* expected loss a product, relative to T_t, of a sum of one sign; 0 to nearest */
+    double fold, fold_dq, fold_dkv; /* products after which a chain (of O; of dQ; of dK, dV) is folded into a
+                                     * sum rounded to nearest; 0: never */
+    int32_t step, truncates;        /* products a step */
+} dkv_formula_noise;
+
+static inline dkv_formula_noise dkv_formulaNoise(const dkv_problem *p, const dualkv_arithmetic *a) {
+    dkv_formula_noise z;
+    double u2 = a->unit * a->unit, acc2 = a->acc_truncates ? 2 * u2 : a->acc_unit * a->acc_unit;
+    int wide = p->dtype == DUALKV_FP32 && a->in_format == DUALKV_EXACT && a->unit > 0x1p-30;
+    z.step = a->acc_step > 1 ? a->acc_step : 1;
+    z.unit2 = DKV_FORMULA_ROUND * u2;
+    z.lse2 = DKV_FORMULA_ROUND * 0x1p-48;
+    z.step2 = DKV_FORMULA_ROUND * acc2 / z.step;
+    z.prod_p2 = z.prod2 = wide && z.step == 1 ? z.unit2 : 0;
+    z.exp2 = DKV_FORMULA_ROUND * a->exp_error * a->exp_error;
+    z.log2 = DKV_FORMULA_ROUND * a->log_error * a->log_error;
+    z.tanh2 = DKV_FORMULA_ROUND * a->tanh_error * a->tanh_error;
+    z.least2 = a->unit > 0x1p-30 ? 0x1p-298 / 12 : 0;
+    z.flush = a->unit > 0x1p-30 && a->flushes ? 0x1p-126 : 0;
+    z.stuck = a->unit;
+    z.truncates = a->acc_truncates != 0;
+    z.gain = z.truncates ? 2 * a->acc_gain / z.step : 0;
+    z.fold = (double)a->acc_fold * z.step;
+    z.fold_dq = a->acc_fold_dq > 0 ? (double)a->acc_fold_dq * z.step : z.fold;
+    z.fold_dkv = a->acc_fold_dkv > 0 ? (double)a->acc_fold_dkv * z.step : z.fold;
+    return z;
+}
+
+/* Mean square of round(x + e) - y, where y = round(x), h its spacing, e of variance e2. The midpoint is m =
+ * h/2 - |x - y| away; up to e = 0.4 h the step h is taken with probability 1/(2 + 7.52 (m^2/e2)^2); beyond, x
+ * says nothing. */
+DKV_INLINE double dkv_formulaFlip(double x, double y, double e2, double h) {
+    double m = 0.5 * h - fabs(x - y), m2 = m * m, h2 = h * h, e4 = e2 * e2;
+    return e2 < 0.16 * h2 ? h2 * e4 / (2 * e4 + 7.52 * m2 * m2 + 0x1p-1000) : e2 + h2 * (1.0 / 6);
+}
+
+/* ulp of a format as fmax(2^exponent of x, least) * scale. DUALKV_EXACT: 0. */
+typedef struct dkv_formula_spacing {
+    double least, scale;
+} dkv_formula_spacing;
+
+static inline dkv_formula_spacing dkv_formulaSpacing(int32_t format) {
+    double u = dkv_unitRoundoff(format);
+    dkv_formula_spacing f = {u > 0 ? dkv_underflow(format) / u : 0, 2 * u};
+    return f;
+}
+
+DKV_INLINE double dkv_formulaSpacingAt(dkv_formula_spacing f, double x) {
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    u &= 0x7ff0000000000000ull;
+    memcpy(&x, &u, sizeof x);
+    return (x > f.least ? x : f.least) * f.scale;
+}
+
+DKV_INLINE int dkv_formulaBin(float sq) {
+    uint32_t u;
+    memcpy(&u, &sq, sizeof u);
+    int e = (int)(u >> 23) - 127 + 24;
+    return e < 0 ? 0 : e > DKV_FORMULA_BINS - 1 ? DKV_FORMULA_BINS - 1 : e;
+}
+
+/* Absolute variance of a result x of the vector arithmetic, subnormal or flushed. */
+DKV_INLINE double dkv_formulaLeast(const dkv_formula_noise *z, double x) {
+    return fabs(x) < z->flush ? x * x : z->least2;
+}
+
+/* Mean square of round(x + e) - x, e of variance e2 and h the format's spacing: e2 + h^2/12 over all x. As
+ * long as e is small beside h, up to h/4, the rounding of this x is foreseen. */
+DKV_INLINE double dkv_formulaStored(double x, double e2, double h, dkv_rounder f) {
+    double d = x - dkv_roundBy(f, x), r = h > 0 ? e2 / (h * h) : 0, w = r < 0.0625 ? 256 * r * r : 1;
+    return e2 + (1 - w) * d * d + w * h * h / 12;
+}
+
+/* Equal terms lose equally while the sum stays between the same powers of two: factor on a chain's variance,
+ * `equal` being the mean number of equal terms. */
+DKV_INLINE double dkv_formulaAlike(double equal) { return 1 + DKV_FORMULA_ALIKE * (equal - 1); }
+
+/* A sum of products over `count` more terms went from `before` to `after`; `squares` = sum of terms squared,
+ * about. Variance of its roundings: the partial sums squared of a random walk between both ends. */
+DKV_INLINE double dkv_formulaChain(const dkv_formula_noise *z, double fold, double before, double after,
+                                   double count, double squares) {
+    if (count < 1) return 0;
+    double d = after - before, random = squares - d * d / count;
+    double near = count * before * before + before * d * (count + 1) +
+                  d * d * (count + 1) * (2 * count + 1) / (6 * count);
+    near += random > 0 ? random * (count + 1) / 6 : 0;
+    if (before == 0 && !z->truncates) { /* the first term is added to 0 */
+        double first = count == 1 || near < squares ? near / count : squares / count;
+        near -= first;
+    }
+    double least = z->prod_p2 > 0 ? count * z->least2 : 0;
+    if (!(fold > 0)) return z->step2 * near + least;
+    double within = fold < count ? fold : count;
+    return z->unit2 * near / fold + z->step2 * (d * d * within / count + squares) * within / 2 + least;
+}
+
+/* Its expected loss, signed as the sum; `size` = sum of |terms|. A sum of random signs loses what the
+ * accumulator's own cut takes, CUT of the whole; a sum of one sign all of it. */
+DKV_INLINE double dkv_formulaLoss(const dkv_formula_noise *z, double fold, double before, double after,
+                                  double count, double size) {
+    double d = after - before, along = (before * (count - 1) + after * (count + 1)) / 2;
+    double same = size > 0 ? fabs(d) / size : 0;
+    if (count < 1) return 0;
+    if (fold > 0) along = d * (fold < count ? fold : count) / 2;
+    return z->gain * along * (DKV_FORMULA_CUT + (1 - DKV_FORMULA_CUT) * (same < 1 ? same : 1));
+}
+
+/* What a pair's formulas read of the declared arithmetic. */
+typedef struct dkv_twin_units {
+    dkv_formula_noise z;
+    dkv_rounder round_s, round_p, round_ds, round_out;
+    dkv_formula_spacing ulp_s, ulp_p, ulp_ds, ulp_out, ulp_part, ulp_lse, ulp_sum;
+    int32_t p_rounded, ds_rounded, s_rounded, scale_exact;
+    double scale, softcap; /* softcap 0: off */
+} dkv_twin_units;
+
+/* Variance of the score of a pair beside what softcap and ALiBi add: sq, dot of unit vectors, norm = |q|^2
+ * |k|^2. */
+DKV_INLINE double dkv_formulaScoreVar(const dkv_twin_units *t, float fit_var, float sq, float dot,
+                                      double q_norm, double k_norm) {
+    double raw = dot, rounds = t->scale_exact ? 0 : t->z.unit2;
+    return t->z.step2 * q_norm * t->scale * t->scale * fit_var * sq * k_norm +
+           rounds * raw * raw * q_norm * k_norm * t->scale * t->scale;
+}
+/* Expected loss of the score's chain, to be added to the score. */
+DKV_INLINE double dkv_formulaScoreLoss(const dkv_twin_units *t, float fit_gain, float dot, double q_norm,
+                                       double k_norm, double cap) {
+    double keep = t->softcap > 0 ? 1 - cap * cap : 1;
+    return keep * (t->scale * sqrt(q_norm)) * fit_gain * dot * sqrt(k_norm);
+}
+/* Softcap and ALiBi after the product: one rounding each, and tanh's own error. s: the score; sees: it is not
+ * masked. */
+DKV_INLINE double dkv_formulaScoreModified(const dkv_twin_units *t, double vs, double s, int sees, double cap,
+                                           double slope, double bias) {
+    double x = sees ? s : 0, c = t->softcap, u2 = t->z.unit2;
+    if (c > 0) {
+        double keep = 1 - cap * cap, y = cap * c, raw = fabs(cap) < 1 ? c * atanh(cap) : 0;
+        vs = keep * keep * (vs + u2 * raw * raw) + y * y * (t->z.tanh2 + u2);
+    }
+    return slope != 0 ? vs + u2 * (bias * bias + x * x) : vs;
+}
+
+/* P of the forward pass, in units of its key tile's reference (s - ref = x): its relative-to-nothing
+ * variance. */
+DKV_INLINE double dkv_formulaWeightVar(const dkv_formula_noise *z, double p, double x, double vs) {
+    return p * p * (vs + z->unit2 * x * x + z->exp2);
+}
+
+typedef struct dkv_twin_pair { /* of the backward pass */
+    double p, ds;              /* rounded as declared */
+    double w_p, w_ds, w_row;   /* variances of what the roundings leave; w_row: w_ds without delta's part */
+} dkv_twin_pair;
+
+/* p = exp(s - lse), dp; of a pair that is seen. vs, vd: variances of the score and of dP. */
+DKV_INLINE dkv_twin_pair dkv_formulaTwinPair(const dkv_twin_units *t, double s, double lse, double p,
+                                             double dp, double cap, double vs, double vd, double delta,
+                                             double delta_var) {
+    dkv_twin_pair r;
+    const int capped = t->softcap > 0;
+    double unit2 = t->z.unit2, least2 = t->z.least2, flush = t->z.flush, prod = t->z.prod_p2;
+    double per_cap = capped ? 2 / t->softcap : 0, last = capped ? unit2 : 0;
+    double x = s - lse, last_p = p < flush ? p * p : least2, dev = dp - delta;
+    double c = capped ? cap : 0, keep = 1 - c * c,
+           slope = keep - c * per_cap; /* d log dS / d score, times keep */
+    double rel = unit2 * x * x + t->z.exp2, vp = p * p * (vs + rel) + last_p, raw = p * dev, ds = raw * keep;
+    double row = p * p * keep * keep * delta_var;
+    double e2 = raw * raw *
+                (slope * slope * vs + keep * keep * (rel + unit2) + last * (c * c * c * c + 2 * keep * keep));
+    e2 += keep * keep * (p * p * (vd + unit2 * dev * dev) + last_p * dev * dev) + row;
+    e2 += fabs(ds) < flush ? ds * ds : least2;
+    double y = t->ds_rounded ? dkv_roundBy(t->round_ds, ds) : ds,
+           q = t->p_rounded ? dkv_roundBy(t->round_p, p) : p;
+    r.w_ds = t->ds_rounded ? dkv_formulaFlip(ds, y, e2, dkv_formulaSpacingAt(t->ulp_ds, fabs(ds)))
+                           : e2 + prod * ds * ds;
+    r.w_p = t->p_rounded ? dkv_formulaFlip(p, q, vp, dkv_formulaSpacingAt(t->ulp_p, p)) : vp + prod * p * p;
+    r.w_row = r.w_ds > row ? r.w_ds - row : 0;
+    r.ds = y;
+    r.p = q;
+    return r;
+}
+#endif
