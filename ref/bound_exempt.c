@@ -1,9 +1,10 @@
 /* bound_exempt.c: elements for which nothing is claimed, because an input of their own branch is not finite.
  *
  * A kernel multiplies whole tiles: a masked pair adds 0 times what stands there, and 0 times NaN is NaN. So a
- * key that is not finite may reach O and dQ of any row whose ranges hold it, masked or not, and a row that is
- * not finite may reach dK and dV of any key in its ranges. It must not reach anything else: not a sibling
- * branch, not keys past a range's end, not another KV head. LSE is not exempt: masking replaces the score. */
+ * key that is not finite may reach O and dQ of any row whose ranges hold it, masked or not (and dSink of those
+ * heads, by way of O), and a row that is not finite may reach dK and dV of any key in its ranges. It must not
+ * reach anything else: not a sibling branch, not keys past a range's end, not another KV head. LSE is not
+ * exempt: masking replaces the score. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +53,7 @@ static void markSegment(const exempt *e, const dualkv_segment *s, int64_t kvh, d
         unclaim(bound->o + (i * hkv + kvh) * g * dv, g * dv);
         if (bound->dq) unclaim(bound->dq + (i * hkv + kvh) * g * dqk, g * dqk);
     }
+    if (keys && bound->dsink) unclaim(bound->dsink + kvh * g, g); /* through the rows' dO.O */
     for (int64_t r = s->range_begin; bound->dk && r < s->range_begin + s->range_count; r++) {
         const dualkv_range *x = &e->l->ranges[r];
         for (int64_t j = x->k_start; j < x->k_start + x->len; j++) {
