@@ -64,24 +64,38 @@ static __device__ __forceinline__ float dkv_score2(const dkv_args &a, float raw,
     return s * DKV_LOG2E - slope2 * (float)(distance < 0 ? -distance : distance);
 }
 
+/* Up to which offset of range g every row from r0 on sees every key; -1 where only dkv_walkTile can say. */
+static __device__ __forceinline__ int dkv_fullBelow(const dkv_args &a, const dualkv_segment &s, const dualkv_range &g,
+                                                    int r0) {
+    if (a.p.mask == DUALKV_FULL || (a.p.mask == DUALKV_PREFIX && s.depth == 0)) return (int)g.len;
+    if (a.p.mask != DUALKV_CAUSAL && a.p.mask != DUALKV_PREFIX) return -1;
+    return (int)dkv_walkMax(0, dkv_walkMin(g.len, s.context + r0 + 1 - g.pos));
+}
+
 /* Walks the key tiles of a query tile, in order of position. Offsets fit 32 bits: the plugin refuses longer ranges. */
 typedef struct dkv_walker {
     int g, end; /* range index, one past the last */
     int c0, hi; /* offset of the tile in the range, end of the span */
+    int full;   /* dkv_fullBelow of the range, so that most tiles need no look at memory */
     int vis;    /* 1 every pair visible, 2 look at each */
 } dkv_walker;
 
 template <int BN>
 static __device__ __forceinline__ dkv_walker dkv_advance(const dkv_args &a, const dualkv_segment &s, int r0, int r1,
-                                                      dkv_walker w) {
+                                                         dkv_walker w) {
     w.c0 += BN;
     for (;;) {
         while (w.c0 >= w.hi) {
             if (++w.g >= w.end) return w;
             int64_t lo, hi;
             dkv_walkSpan(&a.p, &s, &a.p.ranges[w.g], r0, r1, &lo, &hi);
+            w.full = dkv_fullBelow(a, s, a.p.ranges[w.g], r0);
             w.hi = (int)hi;
             w.c0 = (int)lo / BN * BN;
+        }
+        if (w.full >= 0) {
+            w.vis = w.c0 + BN <= w.full ? 1 : 2;
+            return w;
         }
         const dualkv_range *r = &a.p.ranges[w.g];
         w.vis = dkv_walkTile(&a.p, &s, r, r0, r1, w.c0, dkv_walkMin(w.c0 + BN, r->len));
@@ -95,7 +109,7 @@ static __device__ __forceinline__ dkv_walker dkv_advance(const dkv_args &a, cons
 
 template <int BN>
 static __device__ __forceinline__ dkv_walker dkv_begin(const dkv_args &a, const dualkv_segment &s, int r0, int r1) {
-    dkv_walker w = {(int)s.range_begin - 1, (int)s.range_begin + s.range_count, 0, 0, 0};
+    dkv_walker w = {(int)s.range_begin - 1, (int)s.range_begin + s.range_count, 0, 0, 0, 0};
     return dkv_advance<BN>(a, s, r0, r1, w);
 }
 

@@ -20,8 +20,20 @@
 typedef struct dkv_row_walker {
     int t, g, head; /* segment (-1: past the end), its range that holds the tile, query head inside the KV head */
     int r0, lo, hi; /* row tile, span of rows */
+    int q_len;      /* of segment t */
+    int full;       /* rows from here on see the whole tile; -1 where only dkv_walkTile can say */
     int vis, n;     /* as dkv_walker; tiles met so far */
 } dkv_row_walker;
+
+/* Row of segment t from which on every row sees every key of the tile that ends at offset c1 of range g; INT_MAX where the
+ * tile overruns the range, -1 where only dkv_walkTile can say. */
+static __device__ __forceinline__ int first_full_row(const dkv_args &a, const dualkv_segment &t, const dualkv_range &g,
+                                                     int c1) {
+    if (c1 > g.len) return 0x7fffffff;
+    if (a.p.mask == DUALKV_FULL || (a.p.mask == DUALKV_PREFIX && t.depth == 0)) return 0;
+    if (a.p.mask != DUALKV_CAUSAL && a.p.mask != DUALKV_PREFIX) return -1;
+    return (int)dkv_walkMin(0x7fffffff, dkv_walkMax(0, g.pos + c1 - 1 - t.context));
+}
 
 /* First segment from t on, in the subtree of s, that sees offset c0 of s's keys; span of rows set. */
 static __device__ __forceinline__ void row_segment(const dkv_args &a, int s, int c0, int c1, dkv_row_walker &w) {
@@ -37,6 +49,8 @@ static __device__ __forceinline__ void row_segment(const dkv_args &a, int s, int
                 dkv_walkRows(&a.p, &t, &a.p.ranges[w.g], c0, dkv_walkMin(c1, a.p.ranges[w.g].len), &lo, &hi);
                 w.lo = (int)lo / BM * BM;
                 w.hi = (int)hi;
+                w.q_len = (int)t.q_len;
+                w.full = first_full_row(a, t, a.p.ranges[w.g], c1);
                 if (lo < hi) return;
             }
     }
@@ -56,12 +70,16 @@ static __device__ __forceinline__ dkv_row_walker row_advance(const dkv_args &a, 
             }
             w.r0 = w.lo;
         }
-        const dualkv_segment &t = a.p.segments[w.t];
-        const dualkv_range &r = a.p.ranges[w.g];
-        w.vis = dkv_walkTile(&a.p, &t, &r, w.r0, dkv_walkMin(w.r0 + BM, t.q_len), c0, dkv_walkMin(c0 + BN, r.len));
-        if (!w.vis) continue;
-        if (w.r0 + BM > t.q_len || c0 + BN > r.len) w.vis = 2;
-        if (w.n++ / DKV_SPLIT_RUN % a.splits == split) return w;
+        if (w.full >= 0 && (a.p.mask == DUALKV_CAUSAL || a.p.mask == DUALKV_FULL || a.p.mask == DUALKV_PREFIX)) {
+            w.vis = w.r0 >= w.full && w.r0 + BM <= w.q_len ? 1 : 2;
+        } else {
+            const dualkv_range &r = a.p.ranges[w.g];
+            w.vis = dkv_walkTile(&a.p, &a.p.segments[w.t], &r, w.r0, dkv_walkMin(w.r0 + BM, w.q_len), c0,
+                                 dkv_walkMin(c0 + BN, r.len));
+            if (!w.vis) continue;
+            if (w.r0 + BM > w.q_len || c0 + BN > r.len) w.vis = 2;
+        }
+        if (a.splits == 1 || w.n++ / DKV_SPLIT_RUN % a.splits == split) return w;
     }
 }
 
@@ -165,19 +183,21 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
     constexpr int SN = BN / 4, SNT = SN / 8;                    /* S, dP: warp tile 32 x BN/4 */
     constexpr int KM = BN == 128 ? 4 : 2, KD = 8 / KM;          /* dK, dV: warp tile 32 x D/KD */
     constexpr int KNT = DQK / KD / 8, VNT = DV / KD / 8;
-    constexpr int QNT = DQK / 2 / 8;                            /* dQ: warp tile 16 x D/2 */
+    constexpr int QM = DQK == 64 ? 4 : 2, QD = 8 / QM;          /* dQ: warp tile 64/QM x D/QD */
+    constexpr int QMT = 4 / QM, QNT = DQK / QD / 8;
     extern __shared__ __align__(128) char smem[];
     T *sk = (T *)smem, *sv = sk + BN * DQK, *sq = sv + BN * DV, *so = sq + STAGES * BM * DQK;
     T *sp = so + STAGES * BM * DV, *sds = sp + BM * BN;
 
-    int64_t tile, id = blockIdx.x % tiles;
-    int kvh = (int)(blockIdx.x / tiles % a.p.hkv), split = (int)(blockIdx.x / tiles / a.p.hkv), group = a.p.hq / a.p.hkv;
+    /* heads innermost: the prompt's tiles of all heads, the longest walks, start first */
+    int64_t tile, id = blockIdx.x / a.p.hkv % tiles;
+    int kvh = blockIdx.x % a.p.hkv, split = (int)(blockIdx.x / a.p.hkv / tiles), group = a.p.hq / a.p.hkv;
     int si = dkv_findSegment(a, id, BN, 1, &tile);
     int64_t k_start = a.p.segments[si].k_start, k_len = a.p.segments[si].k_len;
     if (tile * BN >= k_len) return;
     int c0 = (int)tile * BN, keys = (int)dkv_walkMin(BN, k_len - c0);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int sm0 = warp / 4 * 32, sn0 = warp % 4 * SN, km0 = warp / KD * 32, kd = warp % KD, qm0 = warp / 2 * 16, qd = warp % 2;
+    int sm0 = warp / 4 * 32, sn0 = warp % 4 * SN, km0 = warp / KD * 32, kd = warp % KD, qm0 = warp / QD * 16 * QMT, qd = warp % QD;
 
     const T *q = (const T *)a.q, *d_o = (const T *)a.d_o;
     load_tile<T, BN, DQK, THREADS>(sk, (const T *)a.k + kvh * a.k_head, a.k_row, k_start + c0, k_start + k_len, a.p.dqk,
@@ -198,7 +218,7 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
     bool first = true;
     int done = 0;
 
-    dkv_row_walker w = {si - 1, 0, group - 1, 0, 0, 0, 0, 0};
+    dkv_row_walker w = {si - 1, 0, group - 1, 0, 0, 0, 0, 0, 0, 0};
     w = row_advance<BN>(a, si, c0, split, w);
 #define LOAD_ROWS(stage)                                                                                              \
     do {                                                                                                              \
@@ -213,7 +233,7 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
     cp_async_commit();
     while (w.t >= 0) {
         const dualkv_segment &t = a.p.segments[w.t];
-        int r0 = w.r0, vis = w.vis, rows = (int)dkv_walkMin(BM, t.q_len - r0), head = kvh * group + w.head, g = w.g;
+        int r0 = w.r0, vis = w.vis, rows = w.q_len - r0 < BM ? w.q_len - r0 : BM, head = kvh * group + w.head, g = w.g;
         int ti = w.t, stage = done % STAGES;
         int64_t row0 = t.q_start + r0;
         float lse2[2][2], delta[2][2];
@@ -269,12 +289,14 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
         tile_mma<T, 2, VNT, BM, 1, 1, BN, DV>(dv, sp, km0, to, kd * (DV / KD));
         tile_mma<T, 2, KNT, BM, 1, 1, BN, DQK>(dk, sds, km0, tq, kd * (DQK / KD));
         if (DQ) {
-            float dq[1][QNT][4];
+            float dq[QMT][QNT][4];
 #pragma unroll
-            for (int j = 0; j < QNT; j++) dq[0][j][0] = dq[0][j][1] = dq[0][j][2] = dq[0][j][3] = 0.f;
-            tile_mma<T, 1, QNT, BN, 0, 1, BN, DQK>(dq, sds, qm0, sk, qd * (DQK / 2));
-            add_dq<1, QNT>(dq, a.dq_acc + (row0 * a.p.hq + head) * a.p.dqk, (int64_t)a.p.hq * a.p.dqk, qm0,
-                           qd * (DQK / 2), rows, a.p.dqk);
+            for (int i = 0; i < QMT; i++)
+#pragma unroll
+                for (int j = 0; j < QNT; j++) dq[i][j][0] = dq[i][j][1] = dq[i][j][2] = dq[i][j][3] = 0.f;
+            tile_mma<T, QMT, QNT, BN, 0, 1, BN, DQK>(dq, sds, qm0, sk, qd * (DQK / QD));
+            add_dq<QMT, QNT>(dq, a.dq_acc + (row0 * a.p.hq + head) * a.p.dqk, (int64_t)a.p.hq * a.p.dqk, qm0,
+                             qd * (DQK / QD), rows, a.p.dqk);
         }
         if (++done % DKV_FOLD_TILES == 0) {
             fold<2, KNT>(dk, dk_out, dk_stride, km0, kd * (DQK / KD), keys, a.p.dqk, first);

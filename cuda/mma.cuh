@@ -42,7 +42,7 @@ static __device__ __forceinline__ void ldsm_t(uint32_t r[4], uint32_t p) {
 template <typename T> struct half_ops;
 template <> struct half_ops<__nv_bfloat16> {
     static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
                      "{%0,%1,%2,%3};"
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -57,7 +57,7 @@ template <> struct half_ops<__nv_bfloat16> {
 };
 template <> struct half_ops<__half> {
     static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
                      "{%0,%1,%2,%3};"
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -94,6 +94,18 @@ template <int PITCH, int BT> static __device__ __forceinline__ uint32_t base_b(c
               : tile_base<PITCH>(b, n0 + (l & 7) + ((l >> 4) << 3), ((l >> 3) & 1) * 8);
 }
 
+/* Fragments of A for one k16 step, stored [m][k] (AT = 0) or [k][m] (AT = 1). base: of the lane's element for k = 0. */
+template <int MT, int AT, int PITCH>
+static __device__ __forceinline__ void load_a(uint32_t f[MT][4], uint32_t base, int k) {
+#pragma unroll
+    for (int i = 0; i < MT; i++) {
+        if (AT)
+            ldsm_t(f[i], (base ^ (32 * i)) + k * PITCH * 2);
+        else
+            ldsm(f[i], tile_step(base, k) + 16 * i * PITCH * 2);
+    }
+}
+
 /* acc[MT][NT] (16 x 8 each) += A B over K; A, B in swizzled tiles. m0, n0: this warp's first row and column, multiples of
  * 16 MT and 8 NT; where the tile's columns are stepped over, that span must not straddle a group of 64 unaligned.
  *   AT = 0: A stored [m][k], 1: stored [k][m].   BT = 0: B stored [n][k], 1: stored [k][n]. */
@@ -106,25 +118,21 @@ static __device__ __forceinline__ void tile_mma(float acc[MT][NT][4], const T *a
     uint32_t ba = AT ? tile_base<PA>(a, (l & 7) + ((l >> 4) << 3), m0 + ((l >> 3) & 1) * 8)
                      : tile_base<PA>(a, m0 + (l & 15), (l >> 4) * 8);
     uint32_t bb = base_b<PB, BT>(b, n0);
+    /* Fragments are loaded one step ahead (B by pairs of columns, A by k16 steps): two warps a scheduler do not
+     * hide ldmatrix behind each other. */
+    constexpr int PAIRS = NT / 2, STEPS = K / 16 * PAIRS;
+    uint32_t fa[2][MT][4], fb[2][4];
+    load_a<MT, AT, PA>(fa[0], ba, 0);
+    load_b<PB, BT>(fb[0], bb, 0, 0);
 #pragma unroll
-    for (int k = 0; k < K; k += 16) {
-        uint32_t fa[MT][4];
+    for (int t = 0; t < STEPS; t++) {
+        int k = t / PAIRS, j = t % PAIRS * 2;
+        if (j == 0 && k + 1 < K / 16) load_a<MT, AT, PA>(fa[(k + 1) & 1], ba, 16 * (k + 1));
+        if (t + 1 < STEPS) load_b<PB, BT>(fb[(t + 1) & 1], bb, (t + 1) / PAIRS * 16, (t + 1) % PAIRS * 16);
 #pragma unroll
         for (int i = 0; i < MT; i++) {
-            if (AT)
-                ldsm_t(fa[i], (ba ^ (32 * i)) + k * PA * 2);
-            else
-                ldsm(fa[i], tile_step(ba, k) + 16 * i * PA * 2);
-        }
-#pragma unroll
-        for (int j = 0; j < NT; j += 2) {
-            uint32_t fb[4];
-            load_b<PB, BT>(fb, bb, k, 8 * j);
-#pragma unroll
-            for (int i = 0; i < MT; i++) {
-                half_ops<T>::mma(acc[i][j], fa[i], fb[0], fb[1]);
-                half_ops<T>::mma(acc[i][j + 1], fa[i], fb[2], fb[3]);
-            }
+            half_ops<T>::mma(acc[i][j], fa[k & 1][i], fb[t & 1][0], fb[t & 1][1]);
+            half_ops<T>::mma(acc[i][j + 1], fa[k & 1][i], fb[t & 1][2], fb[t & 1][3]);
         }
     }
 }
@@ -132,19 +140,19 @@ static __device__ __forceinline__ void tile_mma(float acc[MT][NT][4], const T *a
 /* The same with A in registers, fa[K/16][MT][4], and B stored [k][n]. */
 template <typename T, int MT, int NT, int K, int PB>
 static __device__ __forceinline__ void tile_mma_reg(float acc[MT][NT][4], uint32_t fa[K / 16][MT][4], const T *b) {
-    uint32_t bb = base_b<PB, 1>(b, 0);
+    constexpr int PAIRS = NT / 2, STEPS = K / 16 * PAIRS;
+    uint32_t bb = base_b<PB, 1>(b, 0), fb[2][4];
+    load_b<PB, 1>(fb[0], bb, 0, 0);
 #pragma unroll
-    for (int k = 0; k < K; k += 16)
+    for (int t = 0; t < STEPS; t++) {
+        int k = t / PAIRS, j = t % PAIRS * 2;
+        if (t + 1 < STEPS) load_b<PB, 1>(fb[(t + 1) & 1], bb, (t + 1) / PAIRS * 16, (t + 1) % PAIRS * 16);
 #pragma unroll
-        for (int j = 0; j < NT; j += 2) {
-            uint32_t fb[4];
-            load_b<PB, 1>(fb, bb, k, 8 * j);
-#pragma unroll
-            for (int i = 0; i < MT; i++) {
-                half_ops<T>::mma(acc[i][j], fa[k / 16][i], fb[0], fb[1]);
-                half_ops<T>::mma(acc[i][j + 1], fa[k / 16][i], fb[2], fb[3]);
-            }
+        for (int i = 0; i < MT; i++) {
+            half_ops<T>::mma(acc[i][j], fa[k][i], fb[t & 1][0], fb[t & 1][1]);
+            half_ops<T>::mma(acc[i][j + 1], fa[k][i], fb[t & 1][2], fb[t & 1][3]);
         }
+    }
 }
 
 /* Loads rows [row0, row0 + ROWS) of a [.., D] head slice (row stride `stride` elements) into a swizzled tile; rows at or
