@@ -10,8 +10,8 @@
 
 #include "oracle_twin.cuh"
 
-#define CHECKPOINTS 8 /* along a chain over the head dimension, as twin_noise.c */
-#define FIT_ROWS 64
+#define CHECKPOINTS 8 /* along a chain over the head dimension, as in twin_noise.c; samples as in oracle_twin.c */
+#define FIT_ROWS 32
 #define FIT_KEYS 64
 #define KINDS 3 /* of samples, see sample_kernel */
 
