@@ -1,6 +1,6 @@
-/* oracle_twin.c: the twin (oracle.h): fp64 arithmetic with the declared rounding points, and the variance of what they
- * leave to explain. Derivation and calibration: ref/TOLERANCE-TWIN.md. Threads take KV heads; the result does not
- * depend on how many there are. */
+/* oracle_twin.c: the twin (oracle.h): fp64 arithmetic with the declared rounding points, and the variance of
+ * what they leave to explain. Derivation and calibration: ref/TOLERANCE-TWIN.md. Threads take KV heads; the
+ * result does not depend on how many there are. */
 #include <cblas.h>
 #include <float.h>
 #include <pthread.h>
@@ -11,8 +11,8 @@
 #include "twin_impl.h"
 
 #define TABLE_MAX ((int64_t)1 << 25) /* most maxima kept for key tiles that do not divide ours */
-#define FIT_ROWS 32
-#define FIT_KEYS 64
+#define FIT_ROWS  32
+#define FIT_KEYS  64
 
 void dkv_twinSquares(const double *x, int64_t n, int64_t d, const float *weight, float *out, double *unit) {
     double top = 0;
@@ -30,7 +30,8 @@ void dkv_twinSquares(const double *x, int64_t n, int64_t d, const float *weight,
 void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out) {
     memset(out, 0, sizeof *out * (size_t)d);
     for (int64_t i = 0; i < n; i++)
-        for (int64_t c = 0; c < d; c++) out[c] += fabs(x[i * d + c]) <= DBL_MAX ? x[i * d + c] * x[i * d + c] / (double)n : 0;
+        for (int64_t c = 0; c < d; c++)
+            out[c] += fabs(x[i * d + c]) <= DBL_MAX ? x[i * d + c] * x[i * d + c] / (double)n : 0;
 }
 
 DKV_CLONES
@@ -148,7 +149,8 @@ static void quickRow(const dkv_twin *t, int64_t n, double norm, const double *s,
     const float *fit = t->fit_s.var;
     dkv_quick q = t->quick_s;
     for (int64_t j = 0; j < n; j++) {
-        double x = s[j] > -DBL_MAX ? s[j] : 0, size = norm * k_norm[j], sq = dkv_quickSquares(q, x * x * by, size);
+        double x = s[j] > -DBL_MAX ? s[j] : 0, size = norm * k_norm[j],
+               sq = dkv_quickSquares(q, x * x * by, size);
         float unit = size > 0 ? (float)(sq / size) : 0;
         vs[j] = step * fit[dkv_chainBin(unit)] * sq + rounds * x * x;
     }
@@ -157,7 +159,8 @@ static void quickRow(const dkv_twin *t, int64_t n, double norm, const double *s,
 void dkv_twinScoreRow(dkv_twin *t, int64_t i) {
     int64_t n = t->t.n;
     const float *sq = t->sq + i * n, *dot = t->dot + i * n;
-    double *s = t->s + i * n, *vs = t->vs, scale = t->p->scale, by = t->z.step2 * t->q_norm[i] * scale * scale;
+    double *s = t->s + i * n, *vs = t->vs, scale = t->p->scale,
+           by = t->z.step2 * t->q_norm[i] * scale * scale;
     if (t->quick) {
         quickRow(t, n, t->q_norm[i], s, vs);
         return;
@@ -191,8 +194,10 @@ static void loadBlock(dkv_twin *t) {
         dkv_roundArray(t->b.q, (size_t)(t->b.m * p->dqk), t->a->in_format);
         if (t->b.d_o) dkv_roundArray(t->b.d_o, (size_t)(t->b.m * p->dv), t->a->in_format);
     }
-    if (t->quick) rowNorms(t->b.q, t->b.m, p->dqk, t->q_norm);
-    else dkv_unitRows(t->b.q, t->b.m, p->dqk, t->q1, t->q_norm);
+    if (t->quick)
+        rowNorms(t->b.q, t->b.m, p->dqk, t->q_norm);
+    else
+        dkv_unitRows(t->b.q, t->b.m, p->dqk, t->q1, t->q_norm);
     dkv_tile at = {.range = -1};
     for (t->n_steps = 0; t->a->key_order; t->n_steps++) {
         t->steps[t->n_steps] = at;
@@ -205,7 +210,8 @@ static int fitChains(dkv_twin *t, dkv_err *err) {
     const dkv_problem *p = t->p;
     int64_t tq = t->l->view.tq, tk = t->l->view.tk, rows = tq < FIT_ROWS ? tq : FIT_ROWS;
     int64_t keys = tk < FIT_KEYS ? tk : FIT_KEYS, top = p->dqk > p->dv ? p->dqk : p->dv;
-    double *a = malloc(sizeof(double) * (size_t)((keys + 1) * top)), *b = malloc(sizeof(double) * (size_t)((keys + 1) * top));
+    double *a = malloc(sizeof(double) * (size_t)((keys + 1) * top)),
+           *b = malloc(sizeof(double) * (size_t)((keys + 1) * top));
     dkv_startFit(&t->fit_s);
     dkv_startFit(&t->fit_dp);
     if (!a || !b) {
@@ -220,7 +226,8 @@ static int fitChains(dkv_twin *t, dkv_err *err) {
             dkv_decodeRows(x, p->dtype, row, 1, p->hq, t->h.kvh * t->h.g + i % t->h.g, d, a);
             for (int64_t j = 0; j < keys; j++) {
                 memcpy(a + j * d, a, sizeof *a * (size_t)(j ? d : 0));
-                dkv_decodeRows(y, p->dtype, (j * tk + i * tk / rows) / keys % tk, 1, p->hkv, t->h.kvh, d, b + j * d);
+                dkv_decodeRows(y, p->dtype, (j * tk + i * tk / rows) / keys % tk, 1, p->hkv, t->h.kvh, d,
+                               b + j * d);
             }
             dkv_roundArray(a, (size_t)(keys * d), t->a->in_format);
             dkv_roundArray(b, (size_t)(keys * d), t->a->in_format);
@@ -239,7 +246,8 @@ static int fitChains(dkv_twin *t, dkv_err *err) {
     return DKV_OK;
 }
 
-static const char *rowOf(const void *x, dualkv_dtype dtype, int64_t row, int64_t heads, int64_t head, int64_t d) {
+static const char *rowOf(const void *x, dualkv_dtype dtype, int64_t row, int64_t heads, int64_t head,
+                         int64_t d) {
     return (const char *)x + (size_t)((row * heads + head) * d) * dkv_dtypeSize(dtype);
 }
 
@@ -256,7 +264,9 @@ static int countEqual(dkv_twin *t, dkv_err *err) {
         for (int32_t s = 0; s < v->n_segments; s++)
             for (int64_t j = v->segments[s].k_start; j < v->segments[s].k_start + v->segments[s].k_len; j++) {
                 hash[j] = dkv_hashBytes(1, rowOf(t->in->k, p->dtype, j, p->hkv, t->h.kvh, p->dqk), k_size);
-                if (pass) hash[j] = dkv_hashBytes(hash[j], rowOf(t->in->v, p->dtype, j, p->hkv, t->h.kvh, p->dv), v_size);
+                if (pass)
+                    hash[j] =
+                        dkv_hashBytes(hash[j], rowOf(t->in->v, p->dtype, j, p->hkv, t->h.kvh, p->dv), v_size);
                 cls[j] = s;
             }
         code = dkv_countEqual(hash, cls, v->tk, pass ? t->equal_kv : t->equal_k, err);
@@ -271,7 +281,8 @@ static int countEqual(dkv_twin *t, dkv_err *err) {
                 x = dkv_hashBytes(x, rowOf(t->in->d_o, p->dtype, row, p->hq, head, p->dv), v_size);
                 if (t->in->d_lse) x = dkv_hashBytes(x, &t->in->d_lse[head * v->tq + row], sizeof(float));
                 x = dkv_hashBytes(x, &t->kernel_lse[head * v->tq + row], sizeof(double));
-                hash[at] = dkv_hashBytes(x, &t->kernel_o[(row * p->hq + head) * p->dv], sizeof(double) * (size_t)p->dv);
+                hash[at] = dkv_hashBytes(x, &t->kernel_o[(row * p->hq + head) * p->dv],
+                                         sizeof(double) * (size_t)p->dv);
                 cls[at] = pass ? s : v->segments[s].group;
             }
         code = dkv_countEqual(hash, cls, v->tq * t->h.g, pass ? t->equal_own : t->equal_any, err);
@@ -282,8 +293,10 @@ done:
     return code;
 }
 
-/* Partial sums of the query heads rounded, summed; or, with one accumulator, what is there: then the output's rounding. */
-static void finishKeySum(dkv_twin *t, const dkv_keySum *sum, double *twin, double *sigma2, int64_t d, bool stored) {
+/* Partial sums of the query heads rounded, summed; or, with one accumulator, what is there: then the output's
+ * rounding. */
+static void finishKeySum(dkv_twin *t, const dkv_keySum *sum, double *twin, double *sigma2, int64_t d,
+                         bool stored) {
     int64_t hkv = t->p->hkv, format = t->a->partial_format;
     for (int64_t j = 0; j < t->l->view.tk; j++)
         for (int64_t c = 0; c < d; c++) {
@@ -341,8 +354,10 @@ static int runHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
     if (code) return code;
     for (int64_t e = 0; e < t->parts && t->in->d_o; e++) {
         if (t->parts == 1) {
-            t->dk[0] = (dkv_keySum){t->out->twin.dk + kvh * p->dqk, t->out->sigma2.dk + kvh * p->dqk, (int64_t)p->hkv * p->dqk};
-            t->dv[0] = (dkv_keySum){t->out->twin.dv + kvh * p->dv, t->out->sigma2.dv + kvh * p->dv, (int64_t)p->hkv * p->dv};
+            t->dk[0] = (dkv_keySum){t->out->twin.dk + kvh * p->dqk, t->out->sigma2.dk + kvh * p->dqk,
+                                    (int64_t)p->hkv * p->dqk};
+            t->dv[0] = (dkv_keySum){t->out->twin.dv + kvh * p->dv, t->out->sigma2.dv + kvh * p->dv,
+                                    (int64_t)p->hkv * p->dv};
         }
         for (int64_t j = 0; j < t->l->view.tk; j++) {
             memset(t->dk[e].x + j * t->dk[e].ld, 0, sizeof(double) * (size_t)p->dqk);
@@ -393,8 +408,8 @@ static void declare(dkv_twin *t) {
     t->s_rounded = dkv_unitRoundoff(a->s_format) > a->unit;
     t->scale_exact = frexp(t->p->scale, &e) == 0.5;
     t->parts = dkv_unitRoundoff(a->partial_format) > a->unit ? t->p->hq / t->p->hkv : 1;
-    t->quick = t->p_rounded && t->ds_rounded && !t->s_rounded && t->parts == 1 && t->z.gain == 0 && !t->z.truncates &&
-               t->p->dtype != DUALKV_FP32 && !(t->p->softcap > 0) && !t->p->alibi;
+    t->quick = t->p_rounded && t->ds_rounded && !t->s_rounded && t->parts == 1 && t->z.gain == 0 &&
+               !t->z.truncates && t->p->dtype != DUALKV_FP32 && !(t->p->softcap > 0) && !t->p->alibi;
     t->quick_s = dkv_makeQuick(t->p->dqk);
     t->quick_dp = dkv_makeQuick(t->p->dv);
     t->table = t->p_rounded && !a->p_normalised && a->key_tile > 0 && DKV_TILE_KEYS % a->key_tile;
@@ -419,11 +434,13 @@ typedef struct buffer {
     size_t size;
 } buffer;
 
-#define DOUBLES(field, count) {&t->field, count, sizeof(double)}
-#define FLOATS(field, count) {&t->field, count, sizeof(float)}
-#define ROWS(sum) \
-    DOUBLES(sum.acc, m * d), DOUBLES(sum.chain, m * d), DOUBLES(sum.loss, m * d), DOUBLES(sum.a1, m * d), \
-        DOUBLES(sum.a2, m * d), DOUBLES(sum.terms, m), DOUBLES(sum.now, m), DOUBLES(sum.var, m)
+#define DOUBLES(field, count)                                                                                \
+    { &t->field, count, sizeof(double) }
+#define FLOATS(field, count)                                                                                 \
+    { &t->field, count, sizeof(float) }
+#define ROWS(sum)                                                                                            \
+    DOUBLES(sum.acc, m *d), DOUBLES(sum.chain, m *d), DOUBLES(sum.loss, m *d), DOUBLES(sum.a1, m *d),        \
+        DOUBLES(sum.a2, m *d), DOUBLES(sum.terms, m), DOUBLES(sum.now, m), DOUBLES(sum.var, m)
 #define BUFFERS 100
 
 static int allocate(dkv_twin *t, const buffer *all, size_t n, void **owned, int *count, dkv_err *err) {
@@ -432,7 +449,9 @@ static int allocate(dkv_twin *t, const buffer *all, size_t n, void **owned, int 
         void *x = NULL;
         if (!__builtin_mul_overflow((size_t)all[e].n, all[e].size, &bytes) && bytes < SIZE_MAX - 64)
             x = aligned_alloc(64, (bytes + 64) & ~(size_t)63);
-        if (!x) return dkv_fail(err, DKV_EHARNESS, "out of memory: the twin's tiles of %lld rows", (long long)t->h.max_m);
+        if (!x)
+            return dkv_fail(err, DKV_EHARNESS, "out of memory: the twin's tiles of %lld rows",
+                            (long long)t->h.max_m);
         memset(x, 0, bytes);
         memcpy(all[e].at, &x, sizeof x);
         owned[(*count)++] = x;
@@ -450,22 +469,71 @@ static int openTwin(dkv_twin *t, void **owned, int *count, dkv_err *err) {
     int64_t m = t->h.max_m, n = DKV_TILE_KEYS, d = p->dqk > p->dv ? p->dqk : p->dv, most = m > n ? m : n;
     int64_t tq = t->l->view.tq, tk = t->l->view.tk, tiles = t->table ? mostTiles(t, t->a->key_tile) : 0;
     if (tiles && tiles > TABLE_MAX / m) t->table = false, t->out->has_twin[DKV_O] = false, tiles = 0;
-    const buffer all[] = {
-        FLOATS(equal_k, tk), FLOATS(equal_kv, tk), FLOATS(equal_any, tq * t->h.g), FLOATS(equal_own, tq * t->h.g), FLOATS(q1, m * d),
-        FLOATS(o1, m * d), DOUBLES(q_norm, m), DOUBLES(o_norm, m), DOUBLES(before, most * d), FLOATS(prod, most * d),
-        ROWS(o), ROWS(dq), DOUBLES(p_keys, m * n), FLOATS(w_keys, m * n), FLOATS(flat_keys, n * d),
-        DOUBLES(max, m), DOUBLES(sum, m), DOUBLES(sum_var, m), DOUBLES(lost, m), DOUBLES(lse_var, m), DOUBLES(lse_kernel, m),
-        DOUBLES(score_var, m), DOUBLES(delta, m), DOUBLES(delta_var, m), DOUBLES(lse, m), DOUBLES(tile_max, m * tiles),
-        DOUBLES(o_kernel, m * d), DOUBLES(o_exact, m * d), DOUBLES(o_var, m * d), FLOATS(q2, m * d), FLOATS(do2, m * d), FLOATS(flat, m * d), FLOATS(k1, n * d),
-        FLOATS(v1, n * d), FLOATS(k2, n * d), FLOATS(v2, n * d), DOUBLES(k_norm, n), DOUBLES(v_norm, n),
-        DOUBLES(s, m * n), DOUBLES(cap, m * n), DOUBLES(dp, m * n), DOUBLES(vs, n), DOUBLES(vd, n), FLOATS(sq, m * n),
-        FLOATS(dot, m * n), FLOATS(tmp, m * n), FLOATS(sq_dp, m * n), FLOATS(dot_dp, m * n), FLOATS(w, m * n),
-        FLOATS(w2, m * n), DOUBLES(wide, m * n), DOUBLES(col, n), DOUBLES(col_n, n),
-        DOUBLES(row_ds2, m), DOUBLES(col_p2, n), DOUBLES(col_ds2, n), DOUBLES(col_vp, n),
-        DOUBLES(col_vds, n), DOUBLES(k_mean2, d),
-        DOUBLES(v_mean2, d), DOUBLES(q_mean2, d), DOUBLES(do_mean2, d),
-        {&t->steps, t->a->key_order ? mostTiles(t, n) + 1 : 0, sizeof(dkv_tile)},
-        {&t->dk, t->parts, sizeof(dkv_keySum)}, {&t->dv, t->parts, sizeof(dkv_keySum)}};
+    const buffer all[] = {FLOATS(equal_k, tk),
+                          FLOATS(equal_kv, tk),
+                          FLOATS(equal_any, tq * t->h.g),
+                          FLOATS(equal_own, tq * t->h.g),
+                          FLOATS(q1, m * d),
+                          FLOATS(o1, m * d),
+                          DOUBLES(q_norm, m),
+                          DOUBLES(o_norm, m),
+                          DOUBLES(before, most * d),
+                          FLOATS(prod, most * d),
+                          ROWS(o),
+                          ROWS(dq),
+                          DOUBLES(p_keys, m * n),
+                          FLOATS(w_keys, m * n),
+                          FLOATS(flat_keys, n * d),
+                          DOUBLES(max, m),
+                          DOUBLES(sum, m),
+                          DOUBLES(sum_var, m),
+                          DOUBLES(lost, m),
+                          DOUBLES(lse_var, m),
+                          DOUBLES(lse_kernel, m),
+                          DOUBLES(score_var, m),
+                          DOUBLES(delta, m),
+                          DOUBLES(delta_var, m),
+                          DOUBLES(lse, m),
+                          DOUBLES(tile_max, m * tiles),
+                          DOUBLES(o_kernel, m * d),
+                          DOUBLES(o_exact, m * d),
+                          DOUBLES(o_var, m * d),
+                          FLOATS(q2, m * d),
+                          FLOATS(do2, m * d),
+                          FLOATS(flat, m * d),
+                          FLOATS(k1, n * d),
+                          FLOATS(v1, n * d),
+                          FLOATS(k2, n * d),
+                          FLOATS(v2, n * d),
+                          DOUBLES(k_norm, n),
+                          DOUBLES(v_norm, n),
+                          DOUBLES(s, m * n),
+                          DOUBLES(cap, m * n),
+                          DOUBLES(dp, m * n),
+                          DOUBLES(vs, n),
+                          DOUBLES(vd, n),
+                          FLOATS(sq, m * n),
+                          FLOATS(dot, m * n),
+                          FLOATS(tmp, m * n),
+                          FLOATS(sq_dp, m * n),
+                          FLOATS(dot_dp, m * n),
+                          FLOATS(w, m * n),
+                          FLOATS(w2, m * n),
+                          DOUBLES(wide, m * n),
+                          DOUBLES(col, n),
+                          DOUBLES(col_n, n),
+                          DOUBLES(row_ds2, m),
+                          DOUBLES(col_p2, n),
+                          DOUBLES(col_ds2, n),
+                          DOUBLES(col_vp, n),
+                          DOUBLES(col_vds, n),
+                          DOUBLES(k_mean2, d),
+                          DOUBLES(v_mean2, d),
+                          DOUBLES(q_mean2, d),
+                          DOUBLES(do_mean2, d),
+                          {&t->steps, t->a->key_order ? mostTiles(t, n) + 1 : 0, sizeof(dkv_tile)},
+                          {&t->dk, t->parts, sizeof(dkv_keySum)},
+                          {&t->dv, t->parts, sizeof(dkv_keySum)}};
     const buffer sink[] = {DOUBLES(sink_sum, t->h.g), DOUBLES(sink_var, t->h.g)};
     code = allocate(t, all, sizeof all / sizeof *all, owned, count, err);
     if (!code && t->in->sink && t->in->d_o) code = allocate(t, sink, 2, owned, count, err);
@@ -505,7 +573,8 @@ static int countThreads(const dkv_problem *p, const dkv_ref_options *opt) {
     return n > p->hkv ? p->hkv : n < 1 ? 1 : n;
 }
 
-static void setPresence(const dkv_problem *p, const dkv_inputs *in, const dualkv_arithmetic *a, dkv_oracle *o) {
+static void setPresence(const dkv_problem *p, const dkv_inputs *in, const dualkv_arithmetic *a,
+                        dkv_oracle *o) {
     bool grad = in->d_o != NULL;
     bool rounded = dkv_unitRoundoff(a->p_format) > a->unit;
     o->has_twin[DKV_O] = a->key_tile > 0 || a->p_normalised || !rounded;
@@ -526,9 +595,9 @@ static void dropUnclaimed(const dkv_layout *l, dkv_oracle *out) {
     }
 }
 
-int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
-                   const dkv_ref_options *opt, const double *kernel_o, const double *kernel_lse, dkv_oracle *out,
-                   dkv_err *err) {
+int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
+                   const dualkv_arithmetic *a, const dkv_ref_options *opt, const double *kernel_o,
+                   const double *kernel_lse, dkv_oracle *out, dkv_err *err) {
     int n = countThreads(p, opt), started = 1, had = openblas_get_num_threads(), code = DKV_OK;
     int32_t next = 0;
     if (in->d_o && (!kernel_o || !kernel_lse))
@@ -537,7 +606,8 @@ int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *
     if (!all) return dkv_fail(err, DKV_EHARNESS, "out of memory: the twin's threads");
     setPresence(p, in, a, out);
     for (int e = 0; e < n && !code; e++) {
-        all[e].t = (dkv_twin){.p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out};
+        all[e].t = (dkv_twin){
+            .p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out};
         all[e].next = &next;
         code = openTwin(&all[e].t, all[e].owned, &all[e].count, err);
     }

@@ -16,7 +16,9 @@ static uint64_t next(uint64_t *x) {
     return z ^ (z >> 31);
 }
 static double uniform(uint64_t *x) { return (double)(next(x) >> 11) * 0x1p-53; }
-static double normal(uint64_t *x) { return sqrt(-2 * log(uniform(x) + 0x1p-60)) * cos(6.283185307179586 * uniform(x)); }
+static double normal(uint64_t *x) {
+    return sqrt(-2 * log(uniform(x) + 0x1p-60)) * cos(6.283185307179586 * uniform(x));
+}
 
 static void fillNormals(void *t, dualkv_dtype type, int64_t n, uint64_t *x) {
     for (int64_t i = 0; t && i < n; i++) {
@@ -24,7 +26,8 @@ static void fillNormals(void *t, dualkv_dtype type, int64_t n, uint64_t *x) {
         dkv_encodeArray(&v, type, 1, (char *)t + i * (int64_t)dkv_dtypeSize(type));
     }
 }
-static int fillRandom(const dkv_problem *p, const dkv_layout *l, const char *dir, dkv_inputs *in, dkv_err *err) {
+static int fillRandom(const dkv_problem *p, const dkv_layout *l, const char *dir, dkv_inputs *in,
+                      dkv_err *err) {
     const dualkv_problem *v = &l->view;
     uint64_t x = p->seed;
     (void)dir, (void)err;
@@ -39,7 +42,8 @@ static int fillRandom(const dkv_problem *p, const dkv_layout *l, const char *dir
 
 /* ---- the parts ---- */
 
-/* Mean square of round(x + e) - round(x), x uniform and e normal, against the formula, for e from h/1000 to 3h. */
+/* Mean square of round(x + e) - round(x), x uniform and e normal, against the formula, for e from h/1000 to
+ * 3h. */
 static void test_flip(void **state) {
     (void)state;
     uint64_t r = 5;
@@ -110,7 +114,8 @@ static void test_clean(void **state) {
                 int64_t n;
                 double z = rmsOf(&t, (dkv_tensor_id)id, &n);
                 if (n < 100) continue;
-                if (!(z > 0.8 && z < 1.2)) fail_msg("%s, %s: rms z %.3f", line, dkv_tensorName((dkv_tensor_id)id), z);
+                if (!(z > 0.8 && z < 1.2))
+                    fail_msg("%s, %s: rms z %.3f", line, dkv_tensorName((dkv_tensor_id)id), z);
             }
             closeTrial(&t);
         }
@@ -148,11 +153,10 @@ typedef struct seen {
 static void test_faults(void **state) {
     (void)state;
     static const seen faults[] = {
-        {"fault=X9", "bf16", DKV_DQ}, {"fault=X9", "fp16", DKV_DK},
-        {"fault=X8", "bf16", DKV_LSE}, {"fault=X13", "bf16", DKV_O}, {"fault=X15", "bf16", DKV_DQ},
-        {"fault=X15", "fp16", DKV_DQ}, {"fault=E4", "fp16", DKV_DQ}, {"fault=E4", "fp32", DKV_DK},
-        {"fault=E1", "bf16", DKV_DK}, {"fault=E1", "fp16", DKV_DV}, {"fault=E2", "bf16", DKV_O},
-        {"fault=X11", "bf16", DKV_DV},
+        {"fault=X9", "bf16", DKV_DQ}, {"fault=X9", "fp16", DKV_DK},  {"fault=X8", "bf16", DKV_LSE},
+        {"fault=X13", "bf16", DKV_O}, {"fault=X15", "bf16", DKV_DQ}, {"fault=X15", "fp16", DKV_DQ},
+        {"fault=E4", "fp16", DKV_DQ}, {"fault=E4", "fp32", DKV_DK},  {"fault=E1", "bf16", DKV_DK},
+        {"fault=E1", "fp16", DKV_DV}, {"fault=E2", "bf16", DKV_O},   {"fault=X11", "bf16", DKV_DV},
     };
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         char line[200];
@@ -160,7 +164,9 @@ static void test_faults(void **state) {
         snprintf(line, sizeof line, "%s dtype=%s", shapes[0], faults[i].dtype);
         runTrial(&t, line, faults[i].kernel, fillRandom);
         double z = rmsOf(&t, faults[i].id, NULL);
-        if (!(z > 3)) fail_msg("%s, %s: rms z of %s only %.3f", faults[i].kernel, line, dkv_tensorName(faults[i].id), z);
+        if (!(z > 3))
+            fail_msg("%s, %s: rms z of %s only %.3f", faults[i].kernel, line, dkv_tensorName(faults[i].id),
+                     z);
         closeTrial(&t);
     }
 }
@@ -171,9 +177,11 @@ static void test_declared(void **state) {
     trial t;
     runTrial(&t, shapes[0], "bn=64", fillRandom);
     dualkv_arithmetic right = t.a;
-    struct { dualkv_arithmetic a; dkv_tensor_id id; } wrong[] = {{right, DKV_O}, {right, DKV_O}, {right, DKV_O},
-                                                               {right, DKV_DQ}, {right, DKV_DV}, {right, DKV_DQ},
-                                                               {right, DKV_DK}};
+    struct {
+        dualkv_arithmetic a;
+        dkv_tensor_id id;
+    } wrong[] = {{right, DKV_O},  {right, DKV_O},  {right, DKV_O}, {right, DKV_DQ},
+                 {right, DKV_DV}, {right, DKV_DQ}, {right, DKV_DK}};
     wrong[0].a.key_tile = 32;
     wrong[1].a.key_order = 1;
     wrong[2].a.p_normalised = 1;
@@ -195,7 +203,8 @@ static void test_declared(void **state) {
     closeTrial(&t);
 }
 
-/* Partial sums of two query heads, each rounded: what two KV heads with the same keys give, rounded and added. */
+/* Partial sums of two query heads, each rounded: what two KV heads with the same keys give, rounded and
+ * added. */
 static void test_partials(void **state) {
     (void)state;
     trial one, two;
@@ -224,7 +233,8 @@ static void test_partials(void **state) {
     closeTrial(&two);
 }
 
-/* NaN and infinity in one row's inputs, or in what the kernel left of it, stay with what depends on that row. */
+/* NaN and infinity in one row's inputs, or in what the kernel left of it, stay with what depends on that row.
+ */
 static void test_isolation(void **state) {
     (void)state;
     trial t, clean;
@@ -257,8 +267,8 @@ static void test_isolation(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_flip),     cmocka_unit_test(test_chains),   cmocka_unit_test(test_clean),
-        cmocka_unit_test(test_threads),  cmocka_unit_test(test_faults),   cmocka_unit_test(test_declared),
+        cmocka_unit_test(test_flip),     cmocka_unit_test(test_chains),    cmocka_unit_test(test_clean),
+        cmocka_unit_test(test_threads),  cmocka_unit_test(test_faults),    cmocka_unit_test(test_declared),
         cmocka_unit_test(test_partials), cmocka_unit_test(test_isolation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,8 @@
 /* twin_backward.c: dQ, dK, dV, dSink of the twin, one block of rows, given the kernel's own O and LSE.
  *
- * Errors of a pair (independent): P by its score and exp, dP by its chain. Errors of a row: delta, which moves dS by -P
- * times it for all keys alike: in dQ they add up before they are squared, in dK and dV each row has its own. */
+ * Errors of a pair (independent): P by its score and exp, dP by its chain. Errors of a row: delta, which
+ * moves dS by -P times it for all keys alike: in dQ they add up before they are squared, in dK and dV each
+ * row has its own. */
 #include <cblas.h>
 #include <float.h>
 #include <string.h>
@@ -30,7 +31,8 @@ static void deltaRow(dkv_twin *t, int64_t i) {
     t->delta_var[i] = isfinite(var) ? var : 0;
 }
 
-/* O before its rounding. Without the key tile P's roundings in it are not known: the truth, and their variance. */
+/* O before its rounding. Without the key tile P's roundings in it are not known: the truth, and their
+ * variance. */
 static void exactOutputs(dkv_twin *t) {
     int64_t m = t->b.m, d = t->p->dv;
     double u = dkv_unitRoundoff(t->a->p_format);
@@ -38,13 +40,15 @@ static void exactOutputs(dkv_twin *t) {
     if (t->out->has_twin[DKV_O]) return;
     dkv_getRows(&t->h, &t->b, t->out->truth.o, d, t->o_kernel);
     for (int64_t e = 0; e < m * d; e++)
-        t->o_var[e] = DKV_ROUND_VAR * u * u * (t->o_kernel[e] * t->o_kernel[e] + t->v_mean2[e % d] / fmax(t->o.terms[e / d], 1));
+        t->o_var[e] = DKV_ROUND_VAR * u * u *
+                      (t->o_kernel[e] * t->o_kernel[e] + t->v_mean2[e % d] / fmax(t->o.terms[e / d], 1));
 }
 
 /* Row sums that the sink's gradient is made of: -p_sink delta. */
 static void sinkRow(dkv_twin *t, int64_t i) {
     int64_t g = i % t->h.g;
-    double lse = t->lse_kernel[i], x = t->in->sink[t->h.kvh * t->h.g + g] - lse, p = lse == -INFINITY ? 0 : exp(x), y = p * t->delta[i];
+    double lse = t->lse_kernel[i], x = t->in->sink[t->h.kvh * t->h.g + g] - lse,
+           p = lse == -INFINITY ? 0 : exp(x), y = p * t->delta[i];
     double rel = p > 0 ? t->z.exp2 + t->z.unit2 * (x * x + 1) : 0, old = t->sink_sum[g];
     t->sink_sum[g] -= y;
     t->sink_var[g] += p * p * t->delta_var[i] + y * y * rel;
@@ -57,11 +61,12 @@ typedef struct pairRow { /* of one row: [n] each */
     float *w_p, *w_ds, *w_row;
 } pairRow;
 
-/* p holds exp(s - LSE): becomes round(P), and ds round(P (dP - delta)); variances of what the roundings leave: w_p of P
- * over unit2 p_unit^2, w_ds of dS over unit2 unit^2, w_row the same without delta's part. Masked pairs are 0 by name. */
+/* p holds exp(s - LSE): becomes round(P), and ds round(P (dP - delta)); variances of what the roundings
+ * leave: w_p of P over unit2 p_unit^2, w_ds of dS over unit2 unit^2, w_row the same without delta's part.
+ * Masked pairs are 0 by name. */
 DKV_CLONES
-static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double lse, double delta, double delta_var,
-                          double p_unit, double unit) {
+static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double lse, double delta,
+                          double delta_var, double p_unit, double unit) {
     dkv_rounder f_p = t->round_p, f_ds = t->round_ds;
     dkv_spacing u_p = t->ulp_p, u_ds = t->ulp_ds;
     bool p_rounded = t->p_rounded, ds_rounded = t->ds_rounded, capped = r->cap != NULL;
@@ -71,11 +76,15 @@ static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double
     const double *vs = t->vs, *vd = t->vd;
     for (int64_t j = 0; j < n; j++) {
         bool sees = r->s[j] > -DBL_MAX;
-        double x = sees ? r->s[j] - lse : 0, p = sees ? r->p[j] : 0, last_p = p < flush ? p * p : least2, dev = sees ? r->dp[j] - delta : 0;
-        double c = capped && sees ? r->cap[j] : 0, keep = 1 - c * c, slope = keep - c * per_cap; /* d log dS / d score, times keep */
-        double rel = unit2 * x * x + exp2, vp = p * p * (vs[j] + rel) + last_p, raw = p * dev, ds = raw * keep, row, e2, part;
+        double x = sees ? r->s[j] - lse : 0, p = sees ? r->p[j] : 0, last_p = p < flush ? p * p : least2,
+               dev = sees ? r->dp[j] - delta : 0;
+        double c = capped && sees ? r->cap[j] : 0, keep = 1 - c * c,
+               slope = keep - c * per_cap; /* d log dS / d score, times keep */
+        double rel = unit2 * x * x + exp2, vp = p * p * (vs[j] + rel) + last_p, raw = p * dev,
+               ds = raw * keep, row, e2, part;
         row = p * p * keep * keep * delta_var;
-        e2 = raw * raw * (slope * slope * vs[j] + keep * keep * (rel + unit2) + last * (c * c * c * c + 2 * keep * keep));
+        e2 = raw * raw *
+             (slope * slope * vs[j] + keep * keep * (rel + unit2) + last * (c * c * c * c + 2 * keep * keep));
         e2 += keep * keep * (p * p * ((sees ? vd[j] : 0) + unit2 * dev * dev) + last_p * dev * dev) + row;
         e2 += fabs(ds) < flush ? ds * ds : least2;
         double y = ds_rounded ? dkv_roundBy(f_ds, ds) : ds, q = p_rounded ? dkv_roundBy(f_p, p) : p;
@@ -89,9 +98,11 @@ static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double
     }
 }
 
-/* The same in quick mode: no softcap, P and dS rounded, nothing subnormal that matters beside their own spacing. */
+/* The same in quick mode: no softcap, P and dS rounded, nothing subnormal that matters beside their own
+ * spacing. */
 DKV_CLONES
-static void quickPairs(const dkv_twin *t, int64_t n, const pairRow *r, double lse, double delta, double delta_var) {
+static void quickPairs(const dkv_twin *t, int64_t n, const pairRow *r, double lse, double delta,
+                       double delta_var) {
     dkv_rounder f_p = t->round_p, f_ds = t->round_ds;
     dkv_spacing u_p = t->ulp_p, u_ds = t->ulp_ds;
     double unit2 = t->z.unit2, exp2 = t->z.exp2, over = 1 / unit2;
@@ -111,10 +122,12 @@ static void quickPairs(const dkv_twin *t, int64_t n, const pairRow *r, double ls
     }
 }
 
-/* Column sums so far of row i's pairs: P, terms that move it, squares. Returns how many terms move the row's sum. */
+/* Column sums so far of row i's pairs: P, terms that move it, squares. Returns how many terms move the row's
+ * sum. */
 DKV_CLONES
 static double sumPairs(dkv_twin *t, int64_t i, int64_t n, const double *p, const double *ds) {
-    double stuck = t->z.stuck, squares, *col = t->col, *col_n = t->col_n, *col_p2 = t->col_p2, *col_ds2 = t->col_ds2;
+    double stuck = t->z.stuck, squares, *col = t->col, *col_n = t->col_n, *col_p2 = t->col_p2,
+           *col_ds2 = t->col_ds2;
     for (int64_t j = 0; j < n; j++) {
         col_n[j] += p[j] > stuck * col[j] ? 1 : 0;
         col[j] += p[j];
@@ -128,7 +141,8 @@ static double sumPairs(dkv_twin *t, int64_t i, int64_t n, const double *p, const
 
 /* Quick mode: the variances of row i's pairs, times the squared length of what they multiply. */
 DKV_CLONES
-static void sumVariances(dkv_twin *t, int64_t i, int64_t n, float equal, const float *w_p, const float *w_ds) {
+static void sumVariances(dkv_twin *t, int64_t i, int64_t n, float equal, const float *w_p,
+                         const float *w_ds) {
     double by_p = equal * t->o_norm[i], by_ds = equal * t->q_norm[i], *vp = t->col_vp, *vds = t->col_vds;
     for (int64_t j = 0; j < n; j++) {
         vp[j] += w_p[j] * by_p;
@@ -168,22 +182,23 @@ static void dpRow(dkv_twin *t, int64_t i) {
 }
 
 /* The expected loss of the same chains: sum of |terms| in `prod`. */
-static void loseKeySum(dkv_twin *t, const dkv_keySum *sum, double alpha, const double *w, const double *y, int64_t d) {
+static void loseKeySum(dkv_twin *t, const dkv_keySum *sum, double alpha, const double *w, const double *y,
+                       int64_t d) {
     int64_t m = t->b.m, n = t->t.n;
     double *x = sum->x + t->t.k_row * sum->ld;
     float *y1 = t->flat;
     for (int64_t e = 0; e < m * n; e++) t->tmp[e] = isfinite(w[e]) ? (float)fabs(alpha * w[e]) : 0;
     for (int64_t e = 0; e < m * d; e++) y1[e] = isfinite(y[e]) ? (float)fabs(y[e]) : 0;
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, t->tmp, (int)n, y1, (int)d, 0, t->prod,
-                (int)d);
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, t->tmp, (int)n, y1,
+                (int)d, 0, t->prod, (int)d);
     for (int64_t j = 0; j < n; j++)
         for (int64_t c = 0; c < d; c++)
             x[j * sum->ld + c] -= dkv_twinLoss(&t->z, t->z.fold_dkv, t->before[j * d + c], x[j * sum->ld + c],
                                                t->col_n[j] / (double)t->parts, t->prod[j * d + c]);
 }
 
-/* One sum over rows into each key: x += alpha w^T y. Variance of its terms: var^T y2 * unit; in quick mode col_var, spread
- * as mean2 is over the columns. */
+/* One sum over rows into each key: x += alpha w^T y. Variance of its terms: var^T y2 * unit; in quick mode
+ * col_var, spread as mean2 is over the columns. */
 typedef struct keyTerms {
     const double *w, *y, *mean2, *col2, *col_var; /* [m, n], [m, d], [d], [n], [n] */
     const float *var, *y2;
@@ -213,12 +228,13 @@ static void addKeySum(dkv_twin *t, const dkv_keySum *sum, int64_t part, keyTerms
     if (t->parts > 1) splitTerms(t, part, &k);
     dkv_addKeys(&t->h, &t->b, &t->t, k.alpha, k.w, k.y, d, t->b.finite, x, sum->ld);
     if (!t->quick)
-        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, k.var, (int)n, k.y2, (int)d, 0,
-                    t->prod, (int)d);
+        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, k.var, (int)n, k.y2,
+                    (int)d, 0, t->prod, (int)d);
     for (int64_t j = 0; j < n; j++) {
         double *at = v + j * sum->ld, each = all > 0 ? k.col_var[j] * k.unit / all : 0;
         for (int64_t c = 0; c < d; c++) at[c] += t->quick ? each * k.mean2[c] : t->prod[j * d + c] * k.unit;
-        dkv_chainStep step = {t->col_n[j] / parts, k.alpha * k.alpha * k.col2[j] / parts, k.alike, t->z.fold_dkv};
+        dkv_chainStep step = {t->col_n[j] / parts, k.alpha * k.alpha * k.col2[j] / parts, k.alike,
+                              t->z.fold_dkv};
         dkv_twinChain(&t->z, step, d, t->before + j * d, x + j * sum->ld, k.mean2, at);
     }
     if (!(t->z.gain > 0)) return;
@@ -242,17 +258,19 @@ static void addKeySums(dkv_twin *t) {
             t->w2[j] *= equal[i];
         }
     for (int64_t e = 0; e < t->parts; e++) {
-        addKeySum(t, &t->dv[e], e, (keyTerms){t->s, t->b.d_o, t->do_mean2, t->col_p2, t->col_vp, t->w, t->do2, 1, p_var,
-                                              alike, t->p->dv});
-        addKeySum(t, &t->dk[e], e, (keyTerms){t->dp, t->b.q, t->q_mean2, t->col_ds2, t->col_vds, t->w2, t->q2, scale,
-                                              ds_var, alike, t->p->dqk});
+        addKeySum(t, &t->dv[e], e,
+                  (keyTerms){t->s, t->b.d_o, t->do_mean2, t->col_p2, t->col_vp, t->w, t->do2, 1, p_var, alike,
+                             t->p->dv});
+        addKeySum(t, &t->dk[e], e,
+                  (keyTerms){t->dp, t->b.q, t->q_mean2, t->col_ds2, t->col_vds, t->w2, t->q2, scale, ds_var,
+                             alike, t->p->dqk});
     }
 }
 
 /* Product of float copies of a tile's [m, n] and its keys' [n, d]. */
 static void tileProduct(dkv_twin *t, const float *w, const float *x, int64_t d) {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)t->b.m, (int)d, (int)t->t.n, 1, w, (int)t->t.n, x, (int)d, 0,
-                t->prod, (int)d);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)t->b.m, (int)d, (int)t->t.n, 1, w,
+                (int)t->t.n, x, (int)d, 0, t->prod, (int)d);
 }
 
 static void toFloat(const double *x, int64_t n, double by, bool magnitude, float *out) {
@@ -265,7 +283,8 @@ static void toFloat(const double *x, int64_t n, double by, bool magnitude, float
 /* Variance of dQ's terms (a2), and P k (a1): what delta's error is multiplied by. */
 static void addQueryTerms(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n, d = t->p->dqk;
-    double scale = t->p->scale, var = t->z.unit2 * t->ds_unit * t->ds_unit * scale * scale, all = dkv_sumOf(t->k_mean2, d);
+    double scale = t->p->scale, var = t->z.unit2 * t->ds_unit * t->ds_unit * scale * scale,
+           all = dkv_sumOf(t->k_mean2, d);
     if (t->quick) {
         for (int64_t i = 0; i < m && all > 0; i++)
             for (int64_t c = 0; c < d; c++) t->dq.a2[i * d + c] += var * t->dq.var[i] / all * t->k_mean2[c];
@@ -286,7 +305,8 @@ static void addQueries(dkv_twin *t) {
     dkv_addRows(&t->h, &t->b, &t->t, scale, t->dp, t->t.k, d, t->t.finite, t->dq.acc, d);
     addQueryTerms(t);
     for (int64_t i = 0; i < m; i++)
-        dkv_twinChain(&t->z, (dkv_chainStep){t->dq.now[i], scale * scale * t->row_ds2[i], alike, t->z.fold_dq}, d,
+        dkv_twinChain(&t->z,
+                      (dkv_chainStep){t->dq.now[i], scale * scale * t->row_ds2[i], alike, t->z.fold_dq}, d,
                       t->before + i * d, t->dq.acc + i * d, t->k_mean2, t->dq.chain + i * d);
     if (!(t->z.gain > 0)) return;
     toFloat(t->dp, m * n, scale, true, t->tmp);
@@ -294,7 +314,8 @@ static void addQueries(dkv_twin *t) {
     tileProduct(t, t->tmp, t->k1, d);
     for (int64_t i = 0; i < m; i++)
         for (int64_t e = i * d; e < (i + 1) * d; e++)
-            t->dq.loss[e] += dkv_twinLoss(&t->z, t->z.fold_dq, t->before[e], t->dq.acc[e], t->dq.now[i], t->prod[e]);
+            t->dq.loss[e] +=
+                dkv_twinLoss(&t->z, t->z.fold_dq, t->before[e], t->dq.acc[e], t->dq.now[i], t->prod[e]);
 }
 
 /* A power of two at or above x. */
@@ -305,11 +326,13 @@ static double powerAbove(double x) {
     return ldexp(1, e < -500 ? -500 : e > 500 ? 500 : e);
 }
 
-/* A power of two near the tile's largest P, so that variances in float keep their range: P may be e^-100 everywhere. */
+/* A power of two near the tile's largest P, so that variances in float keep their range: P may be e^-100
+ * everywhere. */
 static double largestP(const dkv_twin *t) {
     double top = -INFINITY;
     for (int64_t i = 0; i < t->b.m; i++) {
-        double x = dkv_maxOf(t->s + i * t->t.n, t->t.n) - (t->lse_kernel[i] == -INFINITY ? 0 : t->lse_kernel[i]);
+        double x =
+            dkv_maxOf(t->s + i * t->t.n, t->t.n) - (t->lse_kernel[i] == -INFINITY ? 0 : t->lse_kernel[i]);
         top = x > top ? x : top;
     }
     return top > -700 && top < 300 ? powerAbove(exp(top)) : 1;
@@ -359,10 +382,13 @@ void dkv_twinBackwardRow(dkv_twin *t, int64_t i) {
     int64_t n = t->t.n, at = t->quick ? 0 : i * n; /* quick: the variances of this row alone */
     double *s = t->s + i * n, *dp = t->dp + i * n, lse = t->lse_kernel[i] == -INFINITY ? 0 : t->lse_kernel[i];
     dpRow(t, i);
-    pairRow r = {s, dp, t->p->softcap > 0 ? t->cap + i * n : NULL, t->wide, dp, t->w + at, t->w2 + at, t->sq + at};
+    pairRow r = {s,          dp,        t->p->softcap > 0 ? t->cap + i * n : NULL, t->wide, dp, t->w + at,
+                 t->w2 + at, t->sq + at};
     probabilities(t, s, lse, r.p);
-    if (t->quick) quickPairs(t, n, &r, lse, t->delta[i], t->delta_var[i]);
-    else pairVariances(t, n, &r, lse, t->delta[i], t->delta_var[i], t->p_unit, t->ds_unit);
+    if (t->quick)
+        quickPairs(t, n, &r, lse, t->delta[i], t->delta_var[i]);
+    else
+        pairVariances(t, n, &r, lse, t->delta[i], t->delta_var[i], t->p_unit, t->ds_unit);
     memcpy(s, r.p, sizeof *s * (size_t)n);
     t->dq.now[i] = sumPairs(t, i, n, s, dp);
     if (t->quick) sumVariances(t, i, n, equalRows(t)[i], t->w, t->w2);
@@ -377,13 +403,16 @@ void dkv_twinBeginBackward(dkv_twin *t) {
     int64_t m = t->b.m, d = t->p->dqk;
     double *zeros[] = {t->dq.acc, t->dq.chain, t->dq.loss, t->dq.a1, t->dq.a2};
     dkv_getLse(&t->h, &t->b, t->kernel_lse, t->lse_kernel);
-    if (t->a->delta_exact) exactOutputs(t);
-    else dkv_getRows(&t->h, &t->b, t->kernel_o, t->p->dv, t->o_kernel);
+    if (t->a->delta_exact)
+        exactOutputs(t);
+    else
+        dkv_getRows(&t->h, &t->b, t->kernel_o, t->p->dv, t->o_kernel);
     for (int64_t i = 0; i < m; i++) {
         deltaRow(t, i);
         if (t->in->sink && t->sink_sum) sinkRow(t, i);
     }
-    for (size_t e = 0; e < sizeof zeros / sizeof *zeros; e++) memset(zeros[e], 0, sizeof(double) * (size_t)(m * d));
+    for (size_t e = 0; e < sizeof zeros / sizeof *zeros; e++)
+        memset(zeros[e], 0, sizeof(double) * (size_t)(m * d));
     if (!t->quick) dkv_twinSquares(t->b.d_o, m, t->p->dv, NULL, t->do2, &t->do_unit);
     if (!t->quick) dkv_twinSquares(t->b.q, m, d, NULL, t->q2, &t->q_unit);
     dkv_twinMeans(t->b.q, m, d, t->q_mean2);

@@ -6,7 +6,8 @@
 #include "twin_impl.h"
 #include "vexp.h"
 
-/* Key tiles of the kernel within the tile: cuts[0] = 0 < ... < cuts[n_cuts] = n; first_cut: index in the range. */
+/* Key tiles of the kernel within the tile: cuts[0] = 0 < ... < cuts[n_cuts] = n; first_cut: index in the
+ * range. */
 static void cutTile(dkv_twin *t) {
     const dualkv_segment *seg = &t->l->view.segments[t->b.node];
     int64_t offset = t->t.j0 - t->l->view.ranges[seg->range_begin + t->t.range].pos, k = 0;
@@ -53,8 +54,8 @@ static void fillMaxima(dkv_twin *t) {
     }
 }
 
-/* The reference that each key tile's P is taken against, and the row's own after the tile. Returns what sums so far are
- * multiplied by. */
+/* The reference that each key tile's P is taken against, and the row's own after the tile. Returns what sums
+ * so far are multiplied by. */
 static double setMaxima(dkv_twin *t, int64_t i, double *ref) {
     const int64_t *cuts = t->cuts, k = t->n_cuts;
     const dualkv_segment *seg = &t->l->view.segments[t->b.node];
@@ -78,11 +79,11 @@ static double setMaxima(dkv_twin *t, int64_t i, double *ref) {
     return old == top ? 1 : exp(old - top);
 }
 
-/* Of one key tile: P in units of the row's reference into p (`fade` = exp(ref - row's)), rounded; its variance over unit2
- * into w. Masked pairs: s = -inf, P = 0. */
+/* Of one key tile: P in units of the row's reference into p (`fade` = exp(ref - row's)), rounded; its
+ * variance over unit2 into w. Masked pairs: s = -inf, P = 0. */
 DKV_CLONES
-static void roundedRow(const dkv_twin *t, int64_t n, const double *s, double ref, double fade, const double *vs,
-                       double *p, float *w, double *rel) {
+static void roundedRow(const dkv_twin *t, int64_t n, const double *s, double ref, double fade,
+                       const double *vs, double *p, float *w, double *rel) {
     dkv_rounder f = t->round_p;
     dkv_spacing ulp = t->ulp_p;
     double unit2 = t->z.unit2, exp2 = t->z.exp2, over = fade * fade / t->z.unit2;
@@ -96,20 +97,22 @@ static void roundedRow(const dkv_twin *t, int64_t n, const double *s, double ref
 }
 
 DKV_CLONES
-static void exactRow(const dkv_twin *t, int64_t n, const double *s, double ref, double fade, const double *vs, double *p,
-                     float *w, double *rel) {
+static void exactRow(const dkv_twin *t, int64_t n, const double *s, double ref, double fade, const double *vs,
+                     double *p, float *w, double *rel) {
     double unit2 = t->z.unit2, exp2 = t->z.exp2, over = 1 / t->z.unit2, prod = t->z.prod_p2 * over;
     for (int64_t j = 0; j < n; j++) {
-        double x = s[j] > -DBL_MAX ? s[j] - ref : 0, y = p[j] * fade, v = (vs[j] + unit2 * x * x + exp2) * over;
+        double x = s[j] > -DBL_MAX ? s[j] - ref : 0, y = p[j] * fade,
+               v = (vs[j] + unit2 * x * x + exp2) * over;
         rel[j] = y * y * v;
         w[j] = (float)(y * y * (v + prod));
         p[j] = y;
     }
 }
 
-/* The row sum over one key tile, term by term as the kernel adds: variance of the roundings. Where one of both is too
- * small to be seen beside the other it is lost, and what is lost has one sign. */
-static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fade, const double *rel, const float *equal) {
+/* The row sum over one key tile, term by term as the kernel adds: variance of the roundings. Where one of
+ * both is too small to be seen beside the other it is lost, and what is lost has one sign. */
+static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fade, const double *rel,
+                   const float *equal) {
     double part = 0, squares = 0, lost = 0, noise = 0, u, stuck = t->z.stuck, old = t->sum[i];
     for (int64_t j = 0; j < n; j++) {
         double x = p[j] * fade, less = x < part ? x : part, more = x < part ? part : x;
@@ -135,7 +138,8 @@ static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fa
 /* What was summed is multiplied by exp(old maximum - new), whose error is the same for all of it. */
 static void fadeRow(dkv_twin *t, int64_t i, double by, double shift) {
     int64_t d = t->p->dv;
-    double by2 = by * by, rel = t->z.exp2 + t->z.unit2 * shift * shift, old, *acc = t->o.acc + i * d, *chain = t->o.chain + i * d;
+    double by2 = by * by, rel = t->z.exp2 + t->z.unit2 * shift * shift, old, *acc = t->o.acc + i * d,
+           *chain = t->o.chain + i * d;
     double *a1 = t->o.a1 + i * d, *a2 = t->o.a2 + i * d, *loss = t->o.loss + i * d;
     t->sum[i] *= by;
     t->lost[i] *= by;
@@ -179,8 +183,8 @@ void dkv_twinForwardRow(dkv_twin *t, int64_t i) {
 
 /* Adds unit^2 * w [m, n] x [n, d] to out [m, d]. */
 static void addVariance(dkv_twin *t, const float *w, const float *x, int64_t d, double unit, double *out) {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)t->b.m, (int)d, (int)t->t.n, 1, w, (int)t->t.n, x, (int)d,
-                0, t->prod, (int)d);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)t->b.m, (int)d, (int)t->t.n, 1, w,
+                (int)t->t.n, x, (int)d, 0, t->prod, (int)d);
     for (int64_t e = 0; e < t->b.m * d; e++) out[e] += unit * t->prod[e];
 }
 
@@ -189,13 +193,15 @@ static void magnitudes(const double *x, int64_t n, float *out) {
     for (int64_t e = 0; e < n; e++) out[e] = isfinite(x[e]) ? (float)fabs(x[e]) : 0;
 }
 
-/* Variance of the terms of O: w V^2 in full; or, in quick mode, each row's sum spread as V^2 is over the columns. */
+/* Variance of the terms of O: w V^2 in full; or, in quick mode, each row's sum spread as V^2 is over the
+ * columns. */
 static void addTerms(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n, d = t->p->dv;
     if (t->quick) {
         double all = dkv_sumOf(t->v_mean2, d);
         for (int64_t i = 0; i < m && all > 0; i++)
-            for (int64_t c = 0; c < d; c++) t->o.a2[i * d + c] += t->z.unit2 * t->o.var[i] / all * t->v_mean2[c];
+            for (int64_t c = 0; c < d; c++)
+                t->o.a2[i * d + c] += t->z.unit2 * t->o.var[i] / all * t->v_mean2[c];
         return;
     }
     addVariance(t, t->w_keys, t->v2, d, t->z.unit2 * t->v_unit * t->v_unit, t->o.a2);
@@ -213,11 +219,12 @@ static void loseTerms(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n, d = t->p->dv;
     magnitudes(t->p_keys, m * n, t->w_keys);
     magnitudes(t->t.v, n * d, t->flat_keys);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->w_keys, (int)n, t->flat_keys, (int)d, 0,
-                t->prod, (int)d);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->w_keys, (int)n,
+                t->flat_keys, (int)d, 0, t->prod, (int)d);
     for (int64_t i = 0; i < m; i++)
         for (int64_t e = i * d; e < (i + 1) * d; e++)
-            t->o.loss[e] += dkv_twinLoss(&t->z, t->z.fold, t->before[e], t->o.acc[e], t->o.now[i], t->prod[e]);
+            t->o.loss[e] +=
+                dkv_twinLoss(&t->z, t->z.fold, t->before[e], t->o.acc[e], t->o.now[i], t->prod[e]);
 }
 
 void dkv_twinForwardTile(dkv_twin *t) {
@@ -230,15 +237,16 @@ void dkv_twinForwardTile(dkv_twin *t) {
         double squares;
         t->o.now[i] = dkv_twinCount(t->p_keys + i * n, n, t->z.stuck * t->sum[i], &squares);
         t->o.terms[i] += t->o.now[i];
-        dkv_twinChain(&t->z, (dkv_chainStep){t->o.now[i], squares, alike, t->z.fold}, d, t->before + i * d, t->o.acc + i * d,
-                      t->v_mean2, t->o.chain + i * d);
+        dkv_twinChain(&t->z, (dkv_chainStep){t->o.now[i], squares, alike, t->z.fold}, d, t->before + i * d,
+                      t->o.acc + i * d, t->v_mean2, t->o.chain + i * d);
     }
     if (t->z.gain > 0) loseTerms(t);
 }
 
 /* The sink is one more logit, whose value is 0, met after the keys. */
 static void addSink(dkv_twin *t, int64_t i) {
-    double sink = t->in->sink[t->h.kvh * t->h.g + i % t->h.g], top = sink > t->max[i] ? sink : t->max[i], x, by, v;
+    double sink = t->in->sink[t->h.kvh * t->h.g + i % t->h.g], top = sink > t->max[i] ? sink : t->max[i], x,
+           by, v;
     by = t->max[i] == -INFINITY ? 0 : exp(t->max[i] - top);
     t->max[i] = top;
     if (t->a->p_normalised) { /* the keys' P counts the sink already; the sum, and so LSE, does not */
@@ -258,7 +266,8 @@ static void addSink(dkv_twin *t, int64_t i) {
 
 /* LSE = max + log(sum). The maximum's own error cancels: it is in every exponent too. */
 static void finishLse(dkv_twin *t, int64_t i) {
-    double l = t->sum[i], g = log(l), lse = t->max[i] + g, u = dkv_spacingAt(t->ulp_lse, fabs(lse)), v = dkv_spacingAt(t->ulp_lse, fabs(g));
+    double l = t->sum[i], g = log(l), lse = t->max[i] + g, u = dkv_spacingAt(t->ulp_lse, fabs(lse)),
+           v = dkv_spacingAt(t->ulp_lse, fabs(g));
     double rel = (t->score_var[i] + t->sum_var[i] + t->lost[i] * t->lost[i]) / (l * l);
     double fine = fmin(dkv_spacingAt(t->ulp_lse, fabs(t->max[i])), v); /* both are multiples of it */
     double last = fine < u ? (u * u + 2 * fine * fine) / 12 : 0;
@@ -285,14 +294,16 @@ static void finishRow(dkv_twin *t, int64_t i) {
     finishLse(t, i);
     double own = t->sum_var[i] - t->score_var[i] / (t->sum[i] * t->sum[i]); /* of the sum's roundings alone */
     for (int64_t c = 0; c < d; c++) {
-        double a1 = t->o.a1[i * d + c], a2 = t->o.a2[i * d + c], x = (o[c] - t->o.loss[i * d + c]) / l, y = o[c] / l;
+        double a1 = t->o.a1[i * d + c], a2 = t->o.a2[i * d + c], x = (o[c] - t->o.loss[i * d + c]) / l,
+               y = o[c] / l;
         double u = dkv_spacingAt(t->ulp_out, fabs(x)), scores;
         scores = t->p_rounded ? a2 / (l * l) + y * y * t->score_var[i] / (l * l)
                               : (a2 - 2 * y * a1 + y * y * t->score_var[i]) / (l * l);
         if (t->a->p_normalised) scores = a2;
         o[c] = x;
         var[c] = (scores > 0 ? scores : 0) + var[c] / (l * l) + x * x * (own > 0 ? own : 0);
-        var[c] += t->lost[i] * t->lost[i] / (l * l) * t->v_mean2[c] + 0x1p-100 * x * x; /* the last: our own arithmetic */
+        var[c] += t->lost[i] * t->lost[i] / (l * l) * t->v_mean2[c] +
+                  0x1p-100 * x * x; /* the last: our own arithmetic */
         t->o_exact[i * d + c] = x;
         t->o_var[i * d + c] = var[c];
         bool divides = fabs(l - 1) > t->z.stuck; /* dividing by 1 is exact */

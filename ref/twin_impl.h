@@ -18,8 +18,9 @@ typedef struct dkv_keySum {
     int64_t ld;
 } dkv_keySum;
 
-/* A sum over keys for each row of the block, [m, d]: its value, its chain's variance and expected loss; first and second
- * moments of its terms' errors; [m]: terms that count, in all and in this tile, and the variance of the tile's terms. */
+/* A sum over keys for each row of the block, [m, d]: its value, its chain's variance and expected loss; first
+ * and second moments of its terms' errors; [m]: terms that count, in all and in this tile, and the variance
+ * of the tile's terms. */
 typedef struct dkv_rowSum {
     double *acc, *chain, *loss, *a1, *a2, *terms, *now, *var;
 } dkv_rowSum;
@@ -35,56 +36,63 @@ typedef struct dkv_twin {
     dkv_noise z;
     dkv_rounder round_in, round_s, round_p, round_ds;
     dkv_spacing ulp_s, ulp_p, ulp_ds, ulp_out, ulp_part, ulp_lse, ulp_sum;
-    bool p_rounded, ds_rounded, s_rounded, scale_exact, table; /* table: maxima by key tile from a pass of their own */
+    bool p_rounded, ds_rounded, s_rounded, scale_exact,
+        table; /* table: maxima by key tile from a pass of their own */
     dkv_head h;
     dkv_block b;
     dkv_tile t;
-    dkv_tile *steps; /* [tiles + 1]: what dkv_nextTile continues from to reach each tile; order = last first */
+    dkv_tile
+        *steps; /* [tiles + 1]: what dkv_nextTile continues from to reach each tile; order = last first */
     int64_t n_steps, at_step;
     int64_t n_cuts, first_cut, cuts[DKV_TILE_KEYS + 1]; /* key tiles of the kernel within the tile */
-    double p_unit, ds_unit; /* powers of two near the tile's largest P and dS */
+    double p_unit, ds_unit;                             /* powers of two near the tile's largest P and dS */
     bool quick; /* 16 bits: variances of flips by row and column sums, not by products of matrices */
     dkv_quick quick_s, quick_dp;
     dkv_chainFit fit_s, fit_dp;
-    float *equal_k, *equal_kv, *equal_any, *equal_own; /* [tk]: a segment's keys, with V or without; [tq, g]: a group's, a node's rows */
+    float *equal_k, *equal_kv, *equal_any,
+        *equal_own; /* [tk]: a segment's keys, with V or without; [tq, g]: a group's, a node's rows */
     /* of the block */
-    float *q1, *o1;        /* unit rows of q, dO */
+    float *q1, *o1; /* unit rows of q, dO */
     double *q_norm, *o_norm;
-    double *before;        /* [m or n, d] */
+    double *before; /* [m or n, d] */
     dkv_rowSum o, dq;
-    float *prod;           /* [m or n, d] of one product */
+    float *prod;                                                    /* [m or n, d] of one product */
     double *max, *sum, *sum_var, *lost, *score_var, *lse, *lse_var; /* [m], of forward */
-    double *lse_kernel, *delta, *delta_var; /* [m], of backward */
-    double *tile_max;      /* [m, key tiles] */
-    double *o_kernel;      /* [m, dv]: what backward's delta is made of */
+    double *lse_kernel, *delta, *delta_var;                         /* [m], of backward */
+    double *tile_max;                                               /* [m, key tiles] */
+    double *o_kernel;        /* [m, dv]: what backward's delta is made of */
     double *o_exact, *o_var; /* [m, dv]: O before its rounding, and its variance */
-    float *q2, *do2, *flat; /* [m, d]: squares, scaled; magnitudes */
-    double q_unit, do_unit; /* powers of two that they were divided by, before squaring */
+    float *q2, *do2, *flat;  /* [m, d]: squares, scaled; magnitudes */
+    double q_unit, do_unit;  /* powers of two that they were divided by, before squaring */
     /* of the tile */
     float *k1, *v1, *k2, *v2, *flat_keys;
     double *k_norm, *v_norm, k_unit, v_unit;
-    double exact[DKV_TILE_KEYS], exact_ref[DKV_TILE_KEYS]; /* forward's exp(s - ref) of the row at hand, and ref */
+    double exact[DKV_TILE_KEYS],
+        exact_ref[DKV_TILE_KEYS]; /* forward's exp(s - ref) of the row at hand, and ref */
     bool has_exact;
-    double *p_keys;        /* [m, n]: forward's P */
-    float *w_keys;         /* [m, n]: its variance */
+    double *p_keys;                 /* [m, n]: forward's P */
+    float *w_keys;                  /* [m, n]: its variance */
     double *s, *cap, *dp, *vs, *vd; /* vs, vd: variances of score and dP; one row each */
     float *sq, *dot, *tmp, *sq_dp, *dot_dp, *w, *w2;
-    double *wide;          /* [m, n] */
-    double *col, *col_n;   /* [n]: running sum of P over rows, terms that count */
+    double *wide;        /* [m, n] */
+    double *col, *col_n; /* [n]: running sum of P over rows, terms that count */
     double *row_ds2, *col_p2, *col_ds2, *col_vp, *col_vds; /* sums of squares, of variances: [m] and [n] */
-    double *k_mean2, *v_mean2, *q_mean2, *do_mean2; /* [d]: mean squares over the tile's keys, the block's rows */
-    int64_t parts;         /* accumulators of dK and dV: query heads if partial sums are rounded, else 1 */
-    dkv_keySum *dk, *dv;   /* [parts] */
+    double *k_mean2, *v_mean2, *q_mean2,
+        *do_mean2;       /* [d]: mean squares over the tile's keys, the block's rows */
+    int64_t parts;       /* accumulators of dK and dV: query heads if partial sums are rounded, else 1 */
+    dkv_keySum *dk, *dv; /* [parts] */
     double *sink_sum, *sink_var; /* [g] */
 } dkv_twin;
 
-/* Loads the next tile: its keys rounded as declared, unit rows and squares; scores into t->s, their chains into t->sq.
- * In the kernel's order. False at the end of the block. */
+/* Loads the next tile: its keys rounded as declared, unit rows and squares; scores into t->s, their chains
+ * into t->sq. In the kernel's order. False at the end of the block. */
 bool dkv_twinTile(dkv_twin *t);
 void dkv_twinRewind(dkv_twin *t); /* to before the block's first tile */
-/* Of row i: variance of each score into t->vs; adds the chains' expected loss to the scores; rounds them if declared. */
+/* Of row i: variance of each score into t->vs; adds the chains' expected loss to the scores; rounds them if
+ * declared. */
 void dkv_twinScoreRow(dkv_twin *t, int64_t i);
-/* Squares of x [n, d] over *unit^2, a power of two near the largest magnitude; times weight[row] where not NULL. */
+/* Squares of x [n, d] over *unit^2, a power of two near the largest magnitude; times weight[row] where not
+ * NULL. */
 void dkv_twinSquares(const double *x, int64_t n, int64_t d, const float *weight, float *out, double *unit);
 
 /* How many of x exceed `least`, and the sum of squares. Sum of w x y. */
@@ -92,17 +100,20 @@ double dkv_twinCount(const double *x, int64_t n, double least, double *squares);
 double dkv_twinWeighted(const float *w, const double *x, const float *y, int64_t n);
 
 /* Absolute variance of a result x of the vector arithmetic, subnormal or flushed. */
-static inline double dkv_twinLeast(const dkv_noise *z, double x) { return fabs(x) < z->flush ? x * x : z->least2; }
+static inline double dkv_twinLeast(const dkv_noise *z, double x) {
+    return fabs(x) < z->flush ? x * x : z->least2;
+}
 
-/* Mean square of round(x + e) - x, e of variance e2 and h the format's spacing: e2 + h^2/12 over all x. As long as e is
- * small beside h, up to h/4, the rounding of this x is foreseen. */
+/* Mean square of round(x + e) - x, e of variance e2 and h the format's spacing: e2 + h^2/12 over all x. As
+ * long as e is small beside h, up to h/4, the rounding of this x is foreseen. */
 static inline double dkv_twinStored(double x, double e2, double h, int32_t format) {
     double d = x - dkv_roundTo(x, format), r = h > 0 ? e2 / (h * h) : 0, w = r < 0.0625 ? 256 * r * r : 1;
     return e2 + (1 - w) * d * d + w * h * h / 12;
 }
 
-/* Equal terms lose equally while the sum stays between the same powers of two: a part of their losses adds up before it
- * is squared. Factor on a chain's variance, `equal` being the mean number of equal terms; the part is calibrated. */
+/* Equal terms lose equally while the sum stays between the same powers of two: a part of their losses adds up
+ * before it is squared. Factor on a chain's variance, `equal` being the mean number of equal terms; the part
+ * is calibrated. */
 #define DKV_TWIN_ALIKE 0.4
 static inline double dkv_twinAlike(double equal) { return 1 + DKV_TWIN_ALIKE * (equal - 1); }
 
@@ -115,17 +126,19 @@ static inline double dkv_twinMean(const float *x, int64_t n) {
 /* Mean square of each column of x [n, d]; what is not finite left out. */
 void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out);
 
-/* A sum of products over `count` more terms went from before[c] to after[c]; squares * mean2[c] = sum of terms squared,
- * about. out[c] += factor * the variance of its roundings: those of a random walk between both ends. */
+/* A sum of products over `count` more terms went from before[c] to after[c]; squares * mean2[c] = sum of
+ * terms squared, about. out[c] += factor * the variance of its roundings: those of a random walk between both
+ * ends. */
 typedef struct dkv_chainStep {
     double count, squares, factor, fold;
 } dkv_chainStep;
 void dkv_twinChain(const dkv_noise *z, dkv_chainStep k, int64_t d, const double *before, const double *after,
                    const double *mean2, double *out);
-/* Its expected loss, signed as the sum; `size` = sum of |terms|. A sum of random signs loses what the accumulator's own
- * cut takes, DKV_TWIN_CUT of the whole; a sum of one sign all of it. */
+/* Its expected loss, signed as the sum; `size` = sum of |terms|. A sum of random signs loses what the
+ * accumulator's own cut takes, DKV_TWIN_CUT of the whole; a sum of one sign all of it. */
 #define DKV_TWIN_CUT 0.16
-static inline double dkv_twinLoss(const dkv_noise *z, double fold, double before, double after, double count, double size) {
+static inline double dkv_twinLoss(const dkv_noise *z, double fold, double before, double after, double count,
+                                  double size) {
     double d = after - before, along = (before * (count - 1) + after * (count + 1)) / 2;
     double same = size > 0 ? fabs(d) / size : 0;
     if (count < 1) return 0;
@@ -133,14 +146,15 @@ static inline double dkv_twinLoss(const dkv_noise *z, double fold, double before
     return z->gain * along * (DKV_TWIN_CUT + (1 - DKV_TWIN_CUT) * (same < 1 ? same : 1));
 }
 
-/* Forward (O, LSE) and backward (dQ; adds to dK, dV, dSink) of one block: begin; for each tile prepare (backward), each
- * row, finish the tile; end. Both take the scores of one tile in one pass, unless backward needs O before its rounding. */
+/* Forward (O, LSE) and backward (dQ; adds to dK, dV, dSink) of one block: begin; for each tile prepare
+ * (backward), each row, finish the tile; end. Both take the scores of one tile in one pass, unless backward
+ * needs O before its rounding. */
 void dkv_twinBeginForward(dkv_twin *t);
 void dkv_twinForwardRow(dkv_twin *t, int64_t i); /* reads s and vs of the row */
 void dkv_twinForwardTile(dkv_twin *t);
 void dkv_twinEndForward(dkv_twin *t);
 void dkv_twinBeginBackward(dkv_twin *t);
-void dkv_twinBackwardPairs(dkv_twin *t); /* before the first row of a tile */
+void dkv_twinBackwardPairs(dkv_twin *t);          /* before the first row of a tile */
 void dkv_twinBackwardRow(dkv_twin *t, int64_t i); /* reads vs; s becomes P */
 void dkv_twinBackwardTile(dkv_twin *t);
 void dkv_twinEndBackward(dkv_twin *t);

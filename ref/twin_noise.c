@@ -45,17 +45,18 @@ void dkv_unitRows(const double *x, int64_t n, int64_t d, float *out, double *nor
     }
 }
 
-/* Between checkpoints T_a and T_b, l products apart, a sum of random terms has E sum T_t^2 = T_a^2 (l-1)/2 + T_b^2 (l+1)/2.
- * The first addition, to 0, is exact. Of a product's own rounding, E sum x^2 = (T_b - T_a)^2. */
-void dkv_chainSquares(const dkv_noise *z, const float *a, const float *b, int64_t m, int64_t n, int64_t d, float *tmp,
-                      float *dot, float *sq) {
+/* Between checkpoints T_a and T_b, l products apart, a sum of random terms has E sum T_t^2 = T_a^2 (l-1)/2 +
+ * T_b^2 (l+1)/2. The first addition, to 0, is exact. Of a product's own rounding, E sum x^2 = (T_b - T_a)^2.
+ */
+void dkv_chainSquares(const dkv_noise *z, const float *a, const float *b, int64_t m, int64_t n, int64_t d,
+                      float *tmp, float *dot, float *sq) {
     int64_t parts = d < CHECKPOINTS ? d : CHECKPOINTS, size = m * n;
     float own = (float)(z->prod2 / z->step2);
     for (int64_t k = 0; k < parts; k++) {
         int64_t c0 = d * k / parts, l = d * (k + 1) / parts - c0;
         float before = (float)(l - 1) / 2, after = (float)(l + 1) / 2 - (k == 0 ? 1 / (float)l : 0);
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)l, 1, a + c0, (int)d, b + c0, (int)d,
-                    0, tmp, (int)n);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)l, 1, a + c0, (int)d,
+                    b + c0, (int)d, 0, tmp, (int)n);
         if (k == 0) {
             for (int64_t e = 0; e < size; e++) {
                 dot[e] = tmp[e];
@@ -77,8 +78,8 @@ dkv_quick dkv_makeQuick(int64_t d) {
     return (dkv_quick){(n + 1) * (2 * n + 1) / (6 * n), (n + 1) / (6 * n), 1 / n};
 }
 
-/* The tensor core's step (tolerance page): products and accumulator aligned to the largest exponent, cut below 2^-25 of
- * it, summed, cut to 24 bits, toward zero. */
+/* The tensor core's step (tolerance page): products and accumulator aligned to the largest exponent, cut
+ * below 2^-25 of it, summed, cut to 24 bits, toward zero. */
 static double truncatingStep(double acc, const double *a, const double *b, int64_t n) {
     double top = fabs(acc), sum, quantum;
     for (int64_t c = 0; c < n; c++) top = fabs(a[c] * b[c]) > top ? fabs(a[c] * b[c]) : top;
@@ -95,7 +96,8 @@ static double runChain(const dkv_noise *z, const double *a, const double *b, int
     float t = 0;
     double acc = 0;
     if (z->truncates) {
-        for (int64_t c = 0; c < d; c += z->step) acc = truncatingStep(acc, a + c, b + c, d - c < z->step ? d - c : z->step);
+        for (int64_t c = 0; c < d; c += z->step)
+            acc = truncatingStep(acc, a + c, b + c, d - c < z->step ? d - c : z->step);
         return acc;
     }
     for (int64_t c = 0; c < d; c++) {
@@ -182,7 +184,8 @@ int dkv_countEqual(const uint64_t *hash, const int32_t *cls, int64_t n, float *c
     for (int64_t i = 0; i < n; i++) all[i] = (entry){hash[i], i, cls[i]};
     qsort(all, (size_t)n, sizeof *all, compareEntries);
     for (int64_t i = 0, end; i < n; i = end) {
-        for (end = i; end < n && compareEntries(&all[i], &all[end]) == 0; end++) {}
+        for (end = i; end < n && compareEntries(&all[i], &all[end]) == 0; end++) {
+        }
         for (int64_t e = i; e < end; e++) count[all[e].at] = (float)(end - i);
     }
     free(all);

@@ -1,13 +1,13 @@
 /* judge.c: see judge.h. Statistics of the residual to the twin, of one tensor or one region of it:
  *
- *   X_row    mean over the row's elements of min(z^2, C). Rows are independent, elements of a row are not; rows that are
- *            equal (duplicated responses) count once, by weight. 0 <= X <= C, so Bernstein's inequality holds whatever
- *            the tails: P(mean X > mu + sqrt(2 V L/n) + C L/(3 n_max)) < e^-L.
- *   V        variance of X: at least 2, that of a row of one coherent normal error; else what the sample shows.
- *   mu       SIGMA^2: by how much the twin's sigma may be off. Calibrated (TOLERANCE-TWIN.md), not derived; so are MEAN
- *            and GAIN, the means that clean kernels show.
- *   gain     slope of (got - rounded twin) on the twin, weights 1/(sigma^2 + ulp^2/12), standard error from rows. Where
- *            all rows have the same scores they err alike: sigma, but for the output's rounding, is allowed as well. */
+ *   X_row    mean over the row's elements of min(z^2, C). Rows are independent, elements of a row are not;
+ * rows that are equal (duplicated responses) count once, by weight. 0 <= X <= C, so Bernstein's inequality
+ * holds whatever the tails: P(mean X > mu + sqrt(2 V L/n) + C L/(3 n_max)) < e^-L. V        variance of X: at
+ * least 2, that of a row of one coherent normal error; else what the sample shows. mu       SIGMA^2: by how
+ * much the twin's sigma may be off. Calibrated (TOLERANCE-TWIN.md), not derived; so are MEAN and GAIN, the
+ * means that clean kernels show. gain     slope of (got - rounded twin) on the twin, weights 1/(sigma^2 +
+ * ulp^2/12), standard error from rows. Where all rows have the same scores they err alike: sigma, but for the
+ * output's rounding, is allowed as well. */
 #include "judge.h"
 
 #include <inttypes.h>
@@ -19,15 +19,15 @@
 
 #include "../ref/dtype.h"
 
-#define SIGMA 1.25
-#define MEAN 0.35
-#define GAIN (1.0 / 16) /* of the output's unit roundoff */
-#define PARTS 3         /* the tensor, its prompts, its responses */
-#define TESTS (3 * PARTS)
-#define SHARED 16
+#define SIGMA    1.25
+#define MEAN     0.35
+#define GAIN     (1.0 / 16) /* of the output's unit roundoff */
+#define PARTS    3          /* the tensor, its prompts, its responses */
+#define TESTS    (3 * PARTS)
+#define SHARED   16
 #define CLIP_MIN 9.0
 #define CLIP_MAX 100.0
-#define EXACT 0x1p-42   /* sigma below this share of the value: nothing was rounded */
+#define EXACT    0x1p-42 /* sigma below this share of the value: nothing was rounded */
 
 /* Geometry of one tensor: rows x heads vectors of d elements; LSE lies [head, row]. */
 typedef struct shape {
@@ -51,8 +51,8 @@ static int64_t vectorAt(const shape *s, int64_t row, int64_t head) {
     return (s->by_head ? head * s->rows + row : row * s->heads + head) * s->d;
 }
 
-/* err/bound; INFINITY where that says nothing. Where the truth is NaN nothing is defined; where it overflows the type, the
- * infinity of its sign is right. */
+/* err/bound; INFINITY where that says nothing. Where the truth is NaN nothing is defined; where it overflows
+ * the type, the infinity of its sign is right. */
 static double ratioOf(double got, double truth, double bound, bool lse, int32_t format) {
     if (isnan(truth) || bound == DKV_UNCLAIMED) return 0;
     if (isinf(truth)) return got == truth || (!isfinite(got) && !(lse && truth < 0)) ? 0 : INFINITY;
@@ -65,7 +65,8 @@ static double ratioOf(double got, double truth, double bound, bool lse, int32_t 
     return err <= bound ? err / bound : bound > 0 && err < INFINITY ? err / bound : INFINITY;
 }
 
-static void findPlace(const dkv_layout *l, const dualkv_arithmetic *a, const shape *s, int64_t row, dkv_where *w) {
+static void findPlace(const dkv_layout *l, const dualkv_arithmetic *a, const shape *s, int64_t row,
+                      dkv_where *w) {
     const dualkv_problem *v = &l->view;
     int32_t lo = 0, hi = v->n_segments;
     if (s->sums) {
@@ -74,8 +75,10 @@ static void findPlace(const dkv_layout *l, const dualkv_arithmetic *a, const sha
     }
     while (hi - lo > 1) { /* last segment that starts at or before the row and is not empty */
         int32_t mid = lo + (hi - lo) / 2;
-        if ((s->keys ? v->segments[mid].k_start : v->segments[mid].q_start) <= row) lo = mid;
-        else hi = mid;
+        if ((s->keys ? v->segments[mid].k_start : v->segments[mid].q_start) <= row)
+            lo = mid;
+        else
+            hi = mid;
     }
     while (lo > 0 && (s->keys ? v->segments[lo].k_len : v->segments[lo].q_len) == 0) lo--;
     w->segment = lo;
@@ -108,8 +111,12 @@ static void judgeBound(const dkv_layout *l, const dualkv_arithmetic *a, const dk
                 if (worst_row >= 0 && !(r > j->all.max_ratio)) continue;
                 j->all.max_ratio = r;
                 worst_row = row;
-                j->worst = (dkv_where){.row = row, .head = h, .dim = s->d > 1 ? c : -1, .got = got[at],
-                                       .want = truth[at], .bound = bound[at]};
+                j->worst = (dkv_where){.row = row,
+                                       .head = h,
+                                       .dim = s->d > 1 ? c : -1,
+                                       .got = got[at],
+                                       .want = truth[at],
+                                       .bound = bound[at]};
             }
     for (int e = 0; e < 2; e++) {
         j->all.total += j->region[e].total;
@@ -125,7 +132,7 @@ static void judgeBound(const dkv_layout *l, const dualkv_arithmetic *a, const dk
 typedef struct row_stat { /* of one vector */
     uint64_t hash;        /* of its twin: equal rows are one observation */
     int64_t at;
-    int region, equal;    /* equal: rows of the region that are the same */
+    int region, equal;                         /* equal: rows of the region that are the same */
     double square, mean, slope, weight, noise; /* of min(z^2, C), of z; sums for the slope */
 } row_stat;
 
@@ -153,11 +160,14 @@ static int64_t gatherRows(const shape *s, const uint8_t *region, const double *t
         for (int64_t h = 0; h < s->heads; h++) {
             int64_t at = vectorAt(s, row, h), use = 0;
             for (int64_t c = 0; c < s->d; c++) use += isfinite(twin[at + c]) && isfinite(sigma2[at + c]);
-            if (use) rows[n++] = (row_stat){.hash = hashVector(twin + at, s->d), .at = at, .region = region[row]};
+            if (use)
+                rows[n++] = (row_stat){.hash = hashVector(twin + at, s->d), .at = at, .region = region[row]};
         }
     qsort(rows, (size_t)n, sizeof *rows, compareRows);
     for (int64_t i = 0, end; i < n; i = end) {
-        for (end = i; end < n && rows[end].hash == rows[i].hash && rows[end].region == rows[i].region; end++) {}
+        for (end = i; end < n && rows[end].hash == rows[i].hash && rows[end].region == rows[i].region;
+             end++) {
+        }
         for (int64_t e = i; e < end; e++) rows[e].equal = (int)(end - i > 1 << 30 ? 1 << 30 : end - i);
     }
     return n;
@@ -215,9 +225,10 @@ static double clipFor(double dof) {
 }
 
 /* Statistics and limits of one part from its measured rows (used: those that tell anything). */
-static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int region, double dof_max, double clip,
-                      double gain_clean, double level, dkv_part *out) {
-    double count = 0, square = 0, square2 = 0, mean = 0, mean2 = 0, slope = 0, weight = 0, error = 0, lean = 0, noise = 0, squares = 0, most = 1;
+static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int region, double dof_max,
+                      double clip, double gain_clean, double level, dkv_part *out) {
+    double count = 0, square = 0, square2 = 0, mean = 0, mean2 = 0, slope = 0, weight = 0, error = 0,
+           lean = 0, noise = 0, squares = 0, most = 1;
     for (int64_t i = 0; i < n; i++) {
         if (!used[i] || (region >= 0 && rows[i].region != region)) continue;
         count++;
@@ -245,7 +256,8 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
     for (int64_t i = 0; i < n; i++) {
         if (!used[i] || (region >= 0 && rows[i].region != region)) continue;
         double e = rows[i].slope - out->gain * rows[i].weight, own = rows[i].weight * rows[i].equal / weight;
-        error += e * e * rows[i].equal / ((1 - own) * (1 - own)); /* a row that the slope leans on fits itself */
+        error +=
+            e * e * rows[i].equal / ((1 - own) * (1 - own)); /* a row that the slope leans on fits itself */
         lean += rows[i].weight * rows[i].weight * rows[i].equal;
     }
     v = square2 / count - square * square;
@@ -257,7 +269,8 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
     /* A self-normalised sum of fewer rows than this cannot reach its own limit. */
     eff = lean > 0 && weight * weight / lean < eff ? weight * weight / lean : eff;
     if (eff > 2 * bits && weight > 0)
-        out->gain_limit = gain_clean + noise / weight + sqrt(2 * bits * error) / weight * eff / (eff - 2 * bits);
+        out->gain_limit =
+            gain_clean + noise / weight + sqrt(2 * bits * error) / weight * eff / (eff - 2 * bits);
 }
 
 static int compareDoubles(const void *x, const void *y) {
@@ -275,7 +288,9 @@ static int64_t countDistinct(const double *x, int64_t n, double *work) {
 }
 
 static bool exceeds(const dkv_part *p) { return p->rms_z > p->rms_limit; }
-static bool leans(const dkv_part *p) { return fabs(p->gain) > p->gain_limit || fabs(p->mean_z) > p->mean_limit; }
+static bool leans(const dkv_part *p) {
+    return fabs(p->gain) > p->gain_limit || fabs(p->mean_z) > p->mean_limit;
+}
 
 static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_oracle *o, dkv_tensor_id id,
                      const shape *s, const uint8_t *region, const double *got, double level, dkv_judgement *j,
@@ -296,19 +311,22 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
     if (s->keys && lse) dof = (double)countDistinct(lse, rows, work);
     int64_t n = gatherRows(s, region, twin, sigma2, stat);
     sums all = countRows(stat, n, -1);
-    /* Rows that see nearly the same keys with nearly the same weights share their chains' errors: in fp32 these are all the
-     * noise there is, and only the head dimension's elements are independent. Calibrated on fill=cold. */
+    /* Rows that see nearly the same keys with nearly the same weights share their chains' errors: in fp32
+     * these are all the noise there is, and only the head dimension's elements are independent. Calibrated on
+     * fill=cold. */
     if (format == DUALKV_FP32 && !s->by_head && !s->sums && s->d < SHARED) {
         double most = all.n * (double)s->d / SHARED;
         dof = dof < most ? dof : most;
     }
     double clip = clipFor(all.eff < dof ? all.eff : dof);
     for (int64_t i = 0; i < n; i++) {
-        used[i] = measureRow(got + stat[i].at, twin + stat[i].at, sigma2 + stat[i].at, s->d, format, clip, &stat[i]);
+        used[i] = measureRow(got + stat[i].at, twin + stat[i].at, sigma2 + stat[i].at, s->d, format, clip,
+                             &stat[i]);
         used_n += used[i];
     }
     double clean = GAIN * dkv_unitRoundoff(format) + 4 * a->unit;
-    if (a->acc_truncates) clean += a->acc_gain * (s->keys ? (double)rows : (double)l->view.max_k_len) / a->acc_step / 4;
+    if (a->acc_truncates)
+        clean += a->acc_gain * (s->keys ? (double)rows : (double)l->view.max_k_len) / a->acc_step / 4;
     j->twin = used_n > 0;
     judgePart(stat, used, n, -1, dof, clip, clean, level, &j->all);
     for (int e = 0; e < 2; e++) judgePart(stat, used, n, e, dof, clip, clean, level, &j->region[e]);
@@ -321,15 +339,17 @@ done:
     return code;
 }
 
-int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arithmetic *a, const dkv_oracle *o,
-                    dkv_tensor_id id, const double *got, double level, dkv_judgement *out, dkv_err *err) {
+int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arithmetic *a,
+                    const dkv_oracle *o, dkv_tensor_id id, const double *got, double level,
+                    dkv_judgement *out, dkv_err *err) {
     int64_t n[DKV_N_OUTPUTS];
     shape s = shapeOf(p, l, id);
     uint8_t *region;
     int code = DKV_OK;
     memset(out, 0, sizeof *out);
     dkv_part *parts[] = {&out->all, &out->region[0], &out->region[1]};
-    for (int e = 0; e < PARTS; e++) parts[e]->rms_limit = parts[e]->mean_limit = parts[e]->gain_limit = INFINITY;
+    for (int e = 0; e < PARTS; e++)
+        parts[e]->rms_limit = parts[e]->mean_limit = parts[e]->gain_limit = INFINITY;
     dkv_countOutputs(l, n);
     if (!got || n[id] == 0 || !dkv_outputAt(&o->truth, id)) return DKV_OK;
     if (!(level > 0 && level < 1)) return dkv_fail(err, DKV_EHARNESS, "a test's level of %g", level);
@@ -338,7 +358,8 @@ int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arit
     out->present = true;
     for (int32_t e = 0; e < l->view.n_segments && id != DKV_DSINK; e++) {
         const dualkv_segment *seg = &l->view.segments[e];
-        memset(region + (s.keys ? seg->k_start : seg->q_start), seg->depth > 0, (size_t)(s.keys ? seg->k_len : seg->q_len));
+        memset(region + (s.keys ? seg->k_start : seg->q_start), seg->depth > 0,
+               (size_t)(s.keys ? seg->k_len : seg->q_len));
     }
     judgeBound(l, a, o, id, &s, region, got, out);
     if (o->has_twin[id]) code = judgeTwin(l, a, o, id, &s, region, got, level, out, err);
@@ -348,7 +369,8 @@ int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arit
 
 /* ---- in words ---- */
 
-static __attribute__((format(printf, 4, 5))) size_t add(char *out, size_t n, size_t at, const char *fmt, ...) {
+static __attribute__((format(printf, 4, 5))) size_t add(char *out, size_t n, size_t at, const char *fmt,
+                                                        ...) {
     va_list ap;
     if (at >= n) return at;
     va_start(ap, fmt);
@@ -357,16 +379,21 @@ static __attribute__((format(printf, 4, 5))) size_t add(char *out, size_t n, siz
     return k < 0 ? at : at + (size_t)k;
 }
 
-static size_t addPlace(const dualkv_arithmetic *a, dkv_tensor_id id, const dkv_where *w, char *out, size_t n, size_t at) {
+static size_t addPlace(const dualkv_arithmetic *a, dkv_tensor_id id, const dkv_where *w, char *out, size_t n,
+                       size_t at) {
     if (id == DKV_DSINK) return add(out, n, at, " at head %" PRId64, w->head);
     at = add(out, n, at, " at group %" PRId64 ", %s", w->group, w->region ? "response" : "prompt");
     if (w->region) at = add(out, n, at, " (segment %" PRId64 ")", w->segment);
     at = add(out, n, at, ", %s %" PRId64, id == DKV_DK || id == DKV_DV ? "key" : "row", w->row);
     if (w->tile_edge >= 0 && w->tile_edge <= 2 && w->row >= a->key_tile / 2) {
         int64_t past = w->row % a->key_tile;
-        if (past == 0) at = add(out, n, at, " (the first of a %d-row tile)", (int)a->key_tile);
-        else if (past <= 2) at = add(out, n, at, " (%" PRId64 " past a %d-row tile's edge)", past, (int)a->key_tile);
-        else at = add(out, n, at, " (%" PRId64 " before a %d-row tile's edge)", w->tile_edge, (int)a->key_tile);
+        if (past == 0)
+            at = add(out, n, at, " (the first of a %d-row tile)", (int)a->key_tile);
+        else if (past <= 2)
+            at = add(out, n, at, " (%" PRId64 " past a %d-row tile's edge)", past, (int)a->key_tile);
+        else
+            at =
+                add(out, n, at, " (%" PRId64 " before a %d-row tile's edge)", w->tile_edge, (int)a->key_tile);
     }
     at = add(out, n, at, ", %s %" PRId64, id == DKV_DK || id == DKV_DV ? "KV head" : "head", w->head);
     if (w->dim >= 0) at = add(out, n, at, ", dim %" PRId64, w->dim);
@@ -384,21 +411,23 @@ static size_t explainTwin(dkv_tensor_id id, const dkv_judgement *j, char *out, s
     const dkv_part *part;
     if (j->imprecise) {
         const char *where = partName(j, exceeds, &part);
-        at = add(out, n, at, "%s%s: noise of %.2f times what the declared roundings leave, where %.2f is the limit",
+        at = add(out, n, at,
+                 "%s%s: noise of %.2f times what the declared roundings leave, where %.2f is the limit",
                  dkv_tensorName(id), where, part->rms_z, part->rms_limit);
     }
     if (!j->biased) return at;
     const char *where = partName(j, leans, &part);
     if (j->imprecise) at = add(out, n, at, "; ");
     if (fabs(part->gain) > part->gain_limit)
-        return add(out, n, at, "%s%s: too %s by %.2g of its value on average, where %.2g is the limit", dkv_tensorName(id),
-                   where, part->gain < 0 ? "small" : "large", fabs(part->gain), part->gain_limit);
-    return add(out, n, at, "%s%s: off by %+.2f of its noise on average, where %.2f is the limit", dkv_tensorName(id), where,
-               part->mean_z, part->mean_limit);
+        return add(out, n, at, "%s%s: too %s by %.2g of its value on average, where %.2g is the limit",
+                   dkv_tensorName(id), where, part->gain < 0 ? "small" : "large", fabs(part->gain),
+                   part->gain_limit);
+    return add(out, n, at, "%s%s: off by %+.2f of its noise on average, where %.2f is the limit",
+               dkv_tensorName(id), where, part->mean_z, part->mean_limit);
 }
 
-void dkv_explainJudgement(const dkv_problem *p, const dualkv_arithmetic *a, dkv_tensor_id id, const dkv_judgement *j,
-                          char *out, size_t n) {
+void dkv_explainJudgement(const dkv_problem *p, const dualkv_arithmetic *a, dkv_tensor_id id,
+                          const dkv_judgement *j, char *out, size_t n) {
     const dkv_where *w = &j->worst;
     size_t at = 0;
     (void)p;
@@ -409,10 +438,14 @@ void dkv_explainJudgement(const dkv_problem *p, const dualkv_arithmetic *a, dkv_
         explainTwin(id, j, out, n, 0);
         return;
     }
-    if (isinf(w->want)) at = add(out, n, 0, "%s: %g where %g is right", dkv_tensorName(id), w->got, w->want);
-    else if (!isfinite(w->got)) at = add(out, n, 0, "%s: %g where %.6g is right", dkv_tensorName(id), w->got, w->want);
-    else if (isinf(j->all.max_ratio)) at = add(out, n, 0, "%s: an error where none is allowed", dkv_tensorName(id));
-    else at = add(out, n, 0, "%s: %.3g times what rounding allows", dkv_tensorName(id), j->all.max_ratio);
+    if (isinf(w->want))
+        at = add(out, n, 0, "%s: %g where %g is right", dkv_tensorName(id), w->got, w->want);
+    else if (!isfinite(w->got))
+        at = add(out, n, 0, "%s: %g where %.6g is right", dkv_tensorName(id), w->got, w->want);
+    else if (isinf(j->all.max_ratio))
+        at = add(out, n, 0, "%s: an error where none is allowed", dkv_tensorName(id));
+    else
+        at = add(out, n, 0, "%s: %.3g times what rounding allows", dkv_tensorName(id), j->all.max_ratio);
     at = addPlace(a, id, w, out, n, at);
     if (isfinite(w->got) && !isinf(w->want)) at = add(out, n, at, ": got %.6g, truth %.6g", w->got, w->want);
     add(out, n, at, "; %" PRId64 " of %" PRId64 " elements are wrong", j->all.bad, j->all.total);
