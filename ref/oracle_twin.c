@@ -34,23 +34,6 @@ void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out) {
             out[c] += fabs(x[i * d + c]) <= DBL_MAX ? x[i * d + c] * x[i * d + c] / (double)n : 0;
 }
 
-DKV_CLONES
-void dkv_twinChain(const dkv_noise *z, dkv_chainStep k, int64_t d, const double *before, const double *after,
-                   const double *mean2, double *out) {
-    double n = k.count, inv = 1 / n, c2 = (n + 1) * (2 * n + 1) / (6 * n), c3 = (n + 1) / 6, s0 = k.squares;
-    double within = k.fold < n ? k.fold : n, step = z->step2, unit = k.fold > 0 ? z->unit2 / k.fold : step;
-    double least = z->prod_p2 > 0 ? n * z->least2 : 0, inner = k.fold > 0 ? step * within / 2 : 0;
-    double first = z->truncates ? 0 : inv;
-    if (n < 1) return;
-    for (int64_t c = 0; c < d; c++) {
-        double b = before[c], e = after[c] - b, e2 = e * e, s = s0 * mean2[c], random = s - e2 * inv;
-        double near = n * b * b + (n + 1) * b * e + c2 * e2 + (random > 0 ? c3 * random : 0);
-        double one = n == 1 || near < s ? near : s;
-        near -= b == 0 ? one * first : 0; /* the first term is added to 0 */
-        out[c] += k.factor * (unit * near + inner * (e2 * within * inv + s) + least);
-    }
-}
-
 void dkv_twinRewind(dkv_twin *t) {
     t->t = (dkv_tile){.range = -1};
     t->at_step = t->n_steps;
@@ -205,7 +188,8 @@ static void loadBlock(dkv_twin *t) {
     }
 }
 
-/* Runs sampled chains: rows and keys evenly spread over the problem, whatever the mask. */
+/* Runs sampled chains: rows and keys evenly spread over the problem, whatever the mask; and, of less weight,
+ * pairs more alike than these, since the score that counts is the largest of many. */
 static int fitChains(dkv_twin *t, dkv_err *err) {
     const dkv_problem *p = t->p;
     int64_t tq = t->l->view.tq, tk = t->l->view.tk, rows = tq < FIT_ROWS ? tq : FIT_ROWS;
@@ -222,22 +206,24 @@ static int fitChains(dkv_twin *t, dkv_err *err) {
     for (int64_t i = 0; i < rows; i++)
         for (int pass = 0; pass < (t->in->d_o ? 2 : 1); pass++) {
             int64_t d = pass ? p->dv : p->dqk, row = i * tq / rows;
+            dkv_chainFit *f = pass ? &t->fit_dp : &t->fit_s;
             const void *x = pass ? t->in->d_o : t->in->q, *y = pass ? t->in->v : t->in->k;
             dkv_decodeRows(x, p->dtype, row, 1, p->hq, t->h.kvh * t->h.g + i % t->h.g, d, a);
             for (int64_t j = 0; j < keys; j++) {
                 memcpy(a + j * d, a, sizeof *a * (size_t)(j ? d : 0));
-                dkv_decodeRows(y, p->dtype, (j * tk + i * tk / rows) / keys % tk, 1, p->hkv, t->h.kvh, d,
-                               b + j * d);
+                int64_t at =
+                    j ? (j * tk + i * tk / rows) / keys % tk : 0; /* the first: often the sink of attention */
+                dkv_decodeRows(y, p->dtype, at, 1, p->hkv, t->h.kvh, d, b + j * d);
             }
             dkv_roundArray(a, (size_t)(keys * d), t->a->in_format);
             dkv_roundArray(b, (size_t)(keys * d), t->a->in_format);
-            dkv_sampleFit(&t->z, a, b, keys, d, t->quick, pass ? &t->fit_dp : &t->fit_s);
+            dkv_sampleFit(&t->z, a, b, keys, d, 8, t->quick, f);
             for (int64_t e = 0; e < keys * d; e++) /* parallel, as of needles; of every mantissa */
                 a[e] = dkv_roundTo((1 + (double)i / (double)rows) * b[e], p->dtype);
-            dkv_sampleFit(&t->z, a, b, keys, d, t->quick, pass ? &t->fit_dp : &t->fit_s);
+            dkv_sampleFit(&t->z, a, b, keys, d, 1, t->quick, f);
             for (int64_t e = 0; e < keys * d; e++) /* half parallel: the largest of many scores */
                 a[e] = dkv_roundTo(a[e] + (1 + (double)(e / d % 4)) / 2 * b[(e + d) % (keys * d)], p->dtype);
-            dkv_sampleFit(&t->z, a, b, keys, d, t->quick, pass ? &t->fit_dp : &t->fit_s);
+            dkv_sampleFit(&t->z, a, b, keys, d, 1, t->quick, f);
         }
     dkv_endFit(&t->fit_s);
     dkv_endFit(&t->fit_dp);

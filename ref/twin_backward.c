@@ -233,8 +233,8 @@ static void addKeySum(dkv_twin *t, const dkv_keySum *sum, int64_t part, keyTerms
     for (int64_t j = 0; j < n; j++) {
         double *at = v + j * sum->ld, each = all > 0 ? k.col_var[j] * k.unit / all : 0;
         for (int64_t c = 0; c < d; c++) at[c] += t->quick ? each * k.mean2[c] : t->prod[j * d + c] * k.unit;
-        dkv_chainStep step = {t->col_n[j] / parts, k.alpha * k.alpha * k.col2[j] / parts, k.alike,
-                              t->z.fold_dkv};
+        dkv_chainStep step =
+            dkv_evenStep(t->col_n[j] / parts, k.alpha * k.alpha * k.col2[j] / parts, k.alike, t->z.fold_dkv);
         dkv_twinChain(&t->z, step, d, t->before + j * d, x + j * sum->ld, k.mean2, at);
     }
     if (!(t->z.gain > 0)) return;
@@ -304,10 +304,13 @@ static void addQueries(dkv_twin *t) {
     memcpy(t->before, t->dq.acc, sizeof(double) * (size_t)(m * d));
     dkv_addRows(&t->h, &t->b, &t->t, scale, t->dp, t->t.k, d, t->t.finite, t->dq.acc, d);
     addQueryTerms(t);
-    for (int64_t i = 0; i < m; i++)
-        dkv_twinChain(&t->z,
-                      (dkv_chainStep){t->dq.now[i], scale * scale * t->row_ds2[i], alike, t->z.fold_dq}, d,
-                      t->before + i * d, t->dq.acc + i * d, t->k_mean2, t->dq.chain + i * d);
+    for (int64_t i = 0; i < m; i++) {
+        dkv_chainStep k = dkv_evenStep(t->dq.now[i], t->row_ds2[i], alike, t->z.fold_dq);
+        if (!t->quick)
+            k = dkv_walkStep(t->dp + i * n, n, t->z.stuck * sqrt(t->row_ds2[i]), alike, t->z.fold_dq);
+        k.squares *= scale * scale;
+        dkv_twinChain(&t->z, k, d, t->before + i * d, t->dq.acc + i * d, t->k_mean2, t->dq.chain + i * d);
+    }
     if (!(t->z.gain > 0)) return;
     toFloat(t->dp, m * n, scale, true, t->tmp);
     toFloat(t->t.k, n * d, 1, true, t->k1);

@@ -193,25 +193,34 @@ static void magnitudes(const double *x, int64_t n, float *out) {
     for (int64_t e = 0; e < n; e++) out[e] = isfinite(x[e]) ? (float)fabs(x[e]) : 0;
 }
 
-/* Variance of the terms of O: w V^2 in full; or, in quick mode, each row's sum spread as V^2 is over the
- * columns. */
-static void addTerms(dkv_twin *t) {
-    int64_t m = t->b.m, n = t->t.n, d = t->p->dv;
-    if (t->quick) {
-        double all = dkv_sumOf(t->v_mean2, d);
-        for (int64_t i = 0; i < m && all > 0; i++)
-            for (int64_t c = 0; c < d; c++)
-                t->o.a2[i * d + c] += t->z.unit2 * t->o.var[i] / all * t->v_mean2[c];
-        return;
-    }
-    addVariance(t, t->w_keys, t->v2, d, t->z.unit2 * t->v_unit * t->v_unit, t->o.a2);
-    if (t->p_rounded) return;
+/* Quick mode's variance of the terms of O: each row's sum, spread over the columns as V^2 is. */
+static void spreadTerms(dkv_twin *t) {
+    int64_t d = t->p->dv;
+    double all = dkv_sumOf(t->v_mean2, d);
+    for (int64_t i = 0; i < t->b.m && all > 0; i++)
+        for (int64_t c = 0; c < d; c++) t->o.a2[i * d + c] += t->z.unit2 * t->o.var[i] / all * t->v_mean2[c];
+}
+
+/* First moments, where the errors of O and of the row sum are the same. */
+static void addMoments(dkv_twin *t) {
+    int64_t n = t->t.n, d = t->p->dv;
     for (int64_t j = 0; j < n; j++)
         for (int64_t c = 0; c < d; c++) {
             double x = t->t.v[j * d + c] / t->v_unit;
             t->flat_keys[j * d + c] = isfinite(x) ? (float)x * t->equal_kv[t->t.k_row + j] : 0;
         }
     addVariance(t, t->w_keys, t->flat_keys, d, t->z.unit2 * t->v_unit, t->o.a1);
+}
+
+/* Mean of V^2 over the keys, weighted as row i sees them: by P's variance, nearly P^2. prod holds w V^2. */
+static const double *weightedMeans(const dkv_twin *t, int64_t i, double *mean2) {
+    const float *w = t->w_keys + i * t->t.n, *equal = t->equal_kv + t->t.k_row;
+    double sum = 0, unit;
+    for (int64_t j = 0; j < t->t.n; j++) sum += w[j] * equal[j];
+    if (!(sum > 0)) return t->v_mean2;
+    unit = t->v_unit * t->v_unit / sum;
+    for (int64_t c = 0; c < t->p->dv; c++) mean2[c] = unit * t->prod[i * t->p->dv + c];
+    return mean2;
 }
 
 /* Sum of |terms| of O into prod, and what its chains lose. */
@@ -232,14 +241,25 @@ void dkv_twinForwardTile(dkv_twin *t) {
     double alike = dkv_twinAlike(dkv_twinMean(t->equal_kv + t->t.k_row, n));
     memcpy(t->before, t->o.acc, sizeof *t->before * (size_t)(m * d));
     dkv_addRows(&t->h, &t->b, &t->t, 1, t->p_keys, t->t.v, d, t->t.finite, t->o.acc, d);
-    addTerms(t);
+    if (t->quick)
+        spreadTerms(t);
+    else
+        addVariance(t, t->w_keys, t->v2, d, t->z.unit2 * t->v_unit * t->v_unit, t->o.a2);
     for (int64_t i = 0; i < m; i++) {
-        double squares;
-        t->o.now[i] = dkv_twinCount(t->p_keys + i * n, n, t->z.stuck * t->sum[i], &squares);
-        t->o.terms[i] += t->o.now[i];
-        dkv_twinChain(&t->z, (dkv_chainStep){t->o.now[i], squares, alike, t->z.fold}, d, t->before + i * d,
-                      t->o.acc + i * d, t->v_mean2, t->o.chain + i * d);
+        double squares, own[256], least = t->z.stuck * t->sum[i];
+        const double *p = t->p_keys + i * n, *mean2 = t->p_rounded ? t->v_mean2 : weightedMeans(t, i, own);
+        dkv_chainStep k;
+        if (t->quick) {
+            k = dkv_evenStep(dkv_twinCount(p, n, least, &squares), 0, alike, t->z.fold);
+            k.squares = squares;
+        } else {
+            k = dkv_walkStep(p, n, least, alike, t->z.fold);
+        }
+        t->o.now[i] = k.count;
+        t->o.terms[i] += k.count;
+        dkv_twinChain(&t->z, k, d, t->before + i * d, t->o.acc + i * d, mean2, t->o.chain + i * d);
     }
+    if (!t->p_rounded) addMoments(t);
     if (t->z.gain > 0) loseTerms(t);
 }
 
@@ -302,8 +322,7 @@ static void finishRow(dkv_twin *t, int64_t i) {
         if (t->a->p_normalised) scores = a2;
         o[c] = x;
         var[c] = (scores > 0 ? scores : 0) + var[c] / (l * l) + x * x * (own > 0 ? own : 0);
-        var[c] += t->lost[i] * t->lost[i] / (l * l) * t->v_mean2[c] +
-                  0x1p-100 * x * x; /* the last: our own arithmetic */
+        var[c] += 0x1p-100 * x * x; /* the last: our own arithmetic */
         t->o_exact[i * d + c] = x;
         t->o_var[i * d + c] = var[c];
         bool divides = fabs(l - 1) > t->z.stuck; /* dividing by 1 is exact */

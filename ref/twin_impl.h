@@ -2,6 +2,8 @@
 #ifndef DKV_TWIN_IMPL_H
 #define DKV_TWIN_IMPL_H
 
+#include <float.h>
+
 #include "oracle.h"
 #include "twin_noise.h"
 
@@ -126,12 +128,20 @@ static inline double dkv_twinMean(const float *x, int64_t n) {
 /* Mean square of each column of x [n, d]; what is not finite left out. */
 void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out);
 
-/* A sum of products over `count` more terms went from before[c] to after[c]; squares * mean2[c] = sum of
- * terms squared, about. out[c] += factor * the variance of its roundings: those of a random walk between both
- * ends. */
+/* A sum of products went from before[c] to after[c]; squares * mean2[c] = sum of terms squared, about. The
+ * variance of its roundings is that of a walk between both ends, whose partial sums grow as the weights do:
+ * g_t is the share of the weights' sum after term t, f_t of their squares'. A term that is too small to move
+ * the sum rounds nothing. */
 typedef struct dkv_chainStep {
-    double count, squares, factor, fold;
+    double count, squares, factor, fold; /* terms that round; factor on the variance; products to a fold */
+    double g, g2, ff, share; /* sums over them of g, g^2, f (1 - f); squares / (sum of weights)^2 */
+    double g_first, f_first; /* of the first of them */
 } dkv_chainStep;
+/* Weights all alike. */
+dkv_chainStep dkv_evenStep(double count, double squares, double factor, double fold);
+/* Weights w[n], of any sign; those up to `least` in size round nothing. */
+dkv_chainStep dkv_walkStep(const double *w, int64_t n, double least, double factor, double fold);
+/* out[c] += the variance. */
 void dkv_twinChain(const dkv_noise *z, dkv_chainStep k, int64_t d, const double *before, const double *after,
                    const double *mean2, double *out);
 /* Its expected loss, signed as the sum; `size` = sum of |terms|. A sum of random signs loses what the

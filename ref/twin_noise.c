@@ -112,8 +112,8 @@ void dkv_startFit(dkv_chainFit *f) {
     for (int e = 0; e < DKV_CHAIN_BINS; e++) f->var[e] = 1;
 }
 
-void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t n, int64_t d, bool quick,
-                   dkv_chainFit *f) {
+void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t n, int64_t d, double weight,
+                   bool quick, dkv_chainFit *f) {
     dkv_quick q = dkv_makeQuick(d);
     float ua[256], ub[256], tmp, dot, sq;
     double na, nb;
@@ -126,10 +126,10 @@ void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t
         dkv_chainSquares(z, ua, ub, 1, 1, d, &tmp, &dot, &sq);
         for (int64_t c = 0; c < d; c++) sum += a[c] * b[c];
         if (quick) sq = (float)dkv_quickSquares(q, sum * sum / (na * nb), 1);
-        double e = runChain(z, a, b, d) - sum, unit = 1 / (na * nb);
+        double e = runChain(z, a, b, d) - sum, unit = weight / (na * nb);
         int bin = dkv_chainBin(sq);
         if (!isfinite(e) || !isfinite(unit)) continue;
-        f->model[bin] += z->step2 * sq;
+        f->model[bin] += weight * z->step2 * sq;
         f->real[bin] += e * e * unit;
         f->drift[bin] += e * sum * unit;
         f->size[bin] += sum * sum * unit;

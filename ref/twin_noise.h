@@ -87,8 +87,8 @@ typedef struct dkv_chainFit {
 } dkv_chainFit;
 void dkv_startFit(dkv_chainFit *f);
 /* Runs the declared chain on a_i . b_j for n sampled pairs ([n, d] each; in the operands' own precision). */
-void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t n, int64_t d, bool quick,
-                   dkv_chainFit *f);
+void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t n, int64_t d, double weight,
+                   bool quick, dkv_chainFit *f);
 void dkv_endFit(dkv_chainFit *f);
 static inline int dkv_chainBin(float sq) {
     uint32_t u;
