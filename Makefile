@@ -68,6 +68,12 @@ $(B)/testkernels/hostile_%.so: verify/testkernels/hostile.c ref/dualkv_kernel.h
 	@mkdir -p $(@D)
 	$(CC) $(SOFLAGS) -DHOW=$* $< -o $@
 
+# A device in host memory, whose streams run when they are waited for, and a kernel on it.
+TESTKERNELS += $(B)/testkernels/fake_cuda.so
+$(B)/testkernels/fake_cuda.so: verify/testkernels/fake_cuda.c $(B)/libdualkv.a
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(filter-out -MMD -MP,$(CFLAGS)) -shared $(LDFLAGS) $^ $(LDLIBS) -Wl,-Bsymbolic -o $@
+
 test-one: $(B)/test/$(T) $(B)/dualkv $(TESTKERNELS) ## one test: make test-one T=ref/test_problem
 	DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/$(T)
 
@@ -96,9 +102,11 @@ test: ## everything CI runs: unit tests, the same under sanitizers, self-test, C
 	$(B)/dualkv selftest
 	$(MAKE) cuda
 
-verify: all ## judge the emulated kernel on suite ci and on recorded activations: records and report.md
+# Where there is a GPU, its kernel beside the emulated one.
+verify: all $(if $(wildcard /dev/nvidia0),cuda) ## judge the kernels on suite ci and on recorded activations: records and report.md
 	@mkdir -p $(B)/verify
-	DUALKV_DATA=data $(B)/dualkv check ci recorded --kernel emu --json $(B)/verify/records.jsonl; s=$$?; \
+	gpu=; if $(B)/dualkv list device >$(B)/verify/device.txt 2>/dev/null; then gpu='--kernel cuda'; fi; \
+	DUALKV_DATA=data $(B)/dualkv check ci recorded --kernel emu $$gpu --json $(B)/verify/records.jsonl; s=$$?; \
 	$(B)/dualkv report --markdown $(B)/verify/report.md $(B)/verify/records.jsonl && exit $$s
 
 bench: all ## speed of the fp64 reference against dgemm on this machine
@@ -145,7 +153,7 @@ BUNDLE_RPATH := -Wl,-rpath,'$$ORIGIN/lib' -Wl,--disable-new-dtags
 bundle: all cuda ## build/bundle: runs on a machine without the packages
 	rm -rf $(B)/bundle && mkdir -p $(B)/bundle/lib
 	cp $(B)/dualkv $(wildcard $(B)/libdualkv_cuda.so) $(B)/bundle/
-	cp -r data/suites data/corpus data/recorded data/waivers.txt $(B)/bundle/
+	mkdir $(B)/bundle/data && cp -r data/suites data/corpus data/recorded data/waivers.txt $(B)/bundle/data/
 	for l in $$(ldd $(B)/dualkv | awk '/openblas|cjson|quadmath|gfortran/ {print $$3}'); do cp -L $$l $(B)/bundle/lib/; done
 	$(CC) $(LDFLAGS) -rdynamic $(B)/obj/verify/main.o $(B)/libdualkv.a $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/dualkv
 	for t in test_device test_oracle; do [ ! -f $(B)/$$t ] || $(CC) $(LDFLAGS) $(B)/obj/cuda/$$t.o $(B)/libdualkv.a \

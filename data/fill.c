@@ -2,6 +2,8 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -332,23 +334,55 @@ static void fill_rest(const context *c, bool whole, dkv_inputs *in) {
             (float)(p->sinklogit + dkv_uniform(dkv_draw32(p->seed, DKV_STREAM_SINK, 0, (uint64_t)h)) - 0.5);
 }
 
-static void fill_tensor(const context *c, shape_fn shape, tensor id, void *out) {
+/* Rows [first, end) of one tensor: what one thread fills. */
+typedef struct share {
+    const context *c;
+    shape_fn shape;
+    tensor id;
+    int64_t first, end;
+    char *out;
+} share;
+
+static void *fill_rows(void *arg) {
+    const share *w = arg;
+    const context *c = w->c;
     const dkv_problem *p = c->p;
-    int32_t heads = heads_of(p, id), n = dim_of(p, id), ratio = heads / p->hkv;
+    int32_t heads = heads_of(p, w->id), n = dim_of(p, w->id), ratio = heads / p->hkv;
     size_t bytes = (size_t)n * dkv_dtypeSize(p->dtype);
+    bool query = w->id == T_Q || w->id == T_DO;
     double x[DKV_DIM_MAX];
-    char *to = out;
     for (int32_t i = 0; i < p->n_nodes; i++) {
         const dualkv_segment *s = &c->l->segments[i];
-        bool query = id == T_Q || id == T_DO;
-        for (int64_t t = 0; t < (query ? s->q_len : s->k_len); t++)
-            for (int32_t h = 0; h < heads; h++, to += bytes) {
-                vec v = {id, i, h, h / ratio, n, t, (query ? s->q_start : s->k_start) + t, x};
+        int64_t start = query ? s->q_start : s->k_start, len = query ? s->q_len : s->k_len;
+        int64_t from = w->first > start ? w->first - start : 0, to = w->end < start + len ? w->end - start : len;
+        for (int64_t t = from; t < to; t++)
+            for (int32_t h = 0; h < heads; h++) {
+                vec v = {w->id, i, h, h / ratio, n, t, start + t, x};
                 redraw(c, &v, 0, v.row);
-                if (shape) shape(c, &v);
-                dkv_encodeArray(x, p->dtype, (size_t)n, to);
+                if (w->shape) w->shape(c, &v);
+                dkv_encodeArray(x, p->dtype, (size_t)n, w->out + ((size_t)v.row * (size_t)heads + (size_t)h) * bytes);
             }
     }
+    return NULL;
+}
+
+/* An element depends on nothing but its index, so threads may share a tensor; small ones need none. */
+enum { THREADS_MOST = 256, ELEMENTS_A_THREAD = 1 << 18 };
+
+static void fill_tensor(const context *c, shape_fn shape, tensor id, void *out) {
+    int64_t rows = id == T_Q || id == T_DO ? c->l->view.tq : c->l->view.tk;
+    int64_t elements = rows * heads_of(c->p, id) * dim_of(c->p, id);
+    share shares[THREADS_MOST];
+    pthread_t threads[THREADS_MOST];
+    cpu_set_t cpus;
+    int n = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1, started = 0;
+    if (n > elements / ELEMENTS_A_THREAD) n = (int)(elements / ELEMENTS_A_THREAD);
+    n = n < 1 ? 1 : n > THREADS_MOST ? THREADS_MOST : n;
+    for (int i = 0; i < n; i++)
+        shares[i] = (share){c, shape, id, rows / n * i, i + 1 < n ? rows / n * (i + 1) : rows, out};
+    while (started < n - 1 && pthread_create(&threads[started], NULL, fill_rows, &shares[started]) == 0) started++;
+    for (int i = started; i < n; i++) fill_rows(&shares[i]);
+    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
 }
 
 int dkv_fillInputs(const dkv_problem *p, const dkv_layout *l, const char *data_dir, dkv_inputs *in,

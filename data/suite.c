@@ -34,6 +34,8 @@ const char *dkv_dataDir(void) {
     if (slash) {
         strcpy(slash, "/../data");
         if (has_suites(exe)) return strcpy(found, exe);
+        strcpy(slash, "/data"); /* of a bundle */
+        if (has_suites(exe)) return strcpy(found, exe);
     }
     return strcpy(found, DUALKV_DATADIR);
 }

@@ -280,10 +280,33 @@ static void test_victim(void **state) {
     }
 }
 
+/* Tensors large enough for several threads: an element is still the deviate of its own index. */
+static void test_threads(void **state) {
+    filled f;
+    (void)state;
+    open_fill("shape=1500k+2x(700+3x101)/33 heads=8:2 dim=96:40 dtype=fp32 seed=5", &f);
+    const dualkv_problem *v = &f.l.view;
+    const double *got[4] = {f.q, f.k, f.v, f.d_o};
+    const int64_t n[4] = {v->tq * v->hq * v->dqk, v->tk * v->hkv * v->dqk, v->tk * v->hkv * v->dv,
+                          v->tq * v->hq * v->dv};
+    const uint32_t stream[4] = {DKV_STREAM_Q, DKV_STREAM_K, DKV_STREAM_V, DKV_STREAM_DO};
+    assert_true(n[0] > 5 << 18 && n[1] > 2 << 18);
+    for (int i = 0; i < 4; i++) {
+        double *want = malloc((size_t)n[i] * sizeof *want);
+        assert_non_null(want);
+        dkv_fillNormals(5, stream[i], 0, 0, n[i], want);
+        for (int64_t j = 0; j < n[i]; j++)
+            if (got[i][j] != (float)want[j]) fail_msg("tensor %d differs at %lld", i, (long long)j);
+        free(want);
+    }
+    close_fill(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_fill_is_finite),
         cmocka_unit_test(test_normal),
+        cmocka_unit_test(test_threads),
         cmocka_unit_test(test_needle),
         cmocka_unit_test(test_dominant),
         cmocka_unit_test(test_order_and_shift),

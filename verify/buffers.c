@@ -96,10 +96,11 @@ static int64_t setStrides(dkv_view *w, int s, dkv_layout_kind layout, int32_t al
     return w->rows * w->row;
 }
 
-/* A block at an odd multiple of `align`, a guard or more behind the last one. */
+/* A block at an odd multiple of `align` (natural: a multiple of 256 and of it), a guard or more behind the last. */
 static dkv_block_place *addBlock(dkv_plan *p, int slot, int64_t bytes, int32_t align) {
     dkv_block_place *b = &p->block[p->n_blocks++];
-    b->offset = roundUp(p->size + DKV_GUARD, 2 * (int64_t)align) + align;
+    b->offset = p->natural ? roundUp(p->size + DKV_GUARD, align > 256 ? align : 256)
+                           : roundUp(p->size + DKV_GUARD, 2 * (int64_t)align) + align;
     b->bytes = bytes;
     b->role = roleOf(slot);
     b->slot = slot;
@@ -149,9 +150,10 @@ static int checkAlignment(const dkv_plan *p, int32_t align, dkv_err *err) {
     return 0;
 }
 
-int dkv_planBuffers(const dualkv_problem *v, dkv_layout_kind layout, int32_t align, size_t work_forward,
-                    size_t work_backward, dkv_plan *out, dkv_err *err) {
+int dkv_planBuffers(const dualkv_problem *v, dkv_layout_kind layout, int32_t align, bool natural,
+                    size_t work_forward, size_t work_backward, dkv_plan *out, dkv_err *err) {
     memset(out, 0, sizeof *out);
+    out->natural = natural;
     if (setShape(out, v, err)) return DKV_EUSER;
     if (work_forward > (size_t)1 << 46 || work_backward > (size_t)1 << 46)
         return dkv_fail(err, DKV_EUSER, "the kernel asks for a workspace of more than 2^46 bytes");

@@ -52,7 +52,7 @@ typedef struct dkv_view {
 
 typedef struct dkv_plan { /* plain data: the worker receives it as it is */
     int64_t size;         /* of the arena */
-    int32_t n_blocks, pad;
+    int32_t n_blocks, natural;
     dkv_block_place block[DKV_N_SLOTS];
     dkv_view view[DKV_N_SLOTS];
     int64_t workspace[2]; /* bytes of forward, backward; one block serves both */
@@ -74,10 +74,11 @@ typedef struct dkv_arena {
 } dkv_arena;
 
 /* Places everything. `v`: the problem as the kernel sees it (packed or replicated). `align`: bytes, what the
- * kernel needs and no more: addresses are odd multiples of it. DKV_EREFUSED where the layout cannot give it,
- * DKV_EUSER past 2^62. */
-int dkv_planBuffers(const dualkv_problem *v, dkv_layout_kind layout, int32_t align, size_t work_forward,
-                    size_t work_backward, dkv_plan *out, dkv_err *err);
+ * kernel needs and no more: addresses are odd multiples of it; `natural`: multiples of 256, as allocators give
+ * them (a kernel may have another path for those). DKV_EREFUSED where the layout cannot give it, DKV_EUSER past
+ * 2^62. */
+int dkv_planBuffers(const dualkv_problem *v, dkv_layout_kind layout, int32_t align, bool natural,
+                    size_t work_forward, size_t work_backward, dkv_plan *out, dkv_err *err);
 
 /* The poison of run `i`: 0xFFFF first, then others. */
 uint16_t dkv_poisonPattern(int i);

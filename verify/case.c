@@ -327,6 +327,7 @@ void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *op
     snprintf(out->kernel, sizeof out->kernel, "%s", w->spec.text);
     out->level = options->level;
     runStages(&c, w);
+    out->gpu = w->gpu;
     dkv_freeCase(&c);
     out->seconds = now() - start;
 }
@@ -346,6 +347,16 @@ double dkv_estimateCase(const dkv_problem *p, bool replicated) {
         if (kind || !replicated) total += 6 * (in + out) * elt; /* twice: arena, shadow, the kernel's own */
     }
     return total + 64.0 * 1048576;
+}
+
+double dkv_estimateTiming(const dkv_problem *p, bool replicated) {
+    double q = (double)dkv_countQueries(p), k = (double)dkv_countKeys(p), elt = p->dtype == DUALKV_FP32 ? 4 : 2;
+    for (int32_t i = 0; i < p->n_nodes && replicated; i++)
+        if (!p->nodes[i].key_only && p->nodes[i].len) {
+            q += (double)(p->nodes[i].context + p->nodes[i].len);
+            k += (double)(p->nodes[i].context + p->nodes[i].len);
+        }
+    return 64.0 * 1048576 + (8 + elt) * (q * p->hq + k * p->hkv) * (p->dqk + p->dv);
 }
 
 static double readNumber(const char *path, const char *key) {

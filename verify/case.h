@@ -46,6 +46,7 @@ typedef struct dkv_result {
     bool stopped;  /* interrupted: no result */
     bool judged;   /* tensor[], arithmetic are there */
     double seconds, seconds_forward, seconds_backward, level;
+    dkv_gpu_info gpu; /* that the kernel ran on */
     dualkv_arithmetic arithmetic;
     char arithmetic_words[240], profile[64]; /* profile: named where the kernel declares nothing */
     dkv_judgement tensor[DKV_N_OUTPUTS];
@@ -94,6 +95,8 @@ void dkv_freeCase(dkv_case *c);
 /* Bytes that checking a case needs (inputs, buffers, oracle, runs), from counts alone; INFINITY where beyond
  * counting. */
 double dkv_estimateCase(const dkv_problem *p, bool replicated);
+/* Bytes that timing it needs. */
+double dkv_estimateTiming(const dkv_problem *p, bool replicated);
 /* Bytes that this process may still take (MemAvailable, and the limit of its control group). */
 double dkv_availableMemory(void);
 

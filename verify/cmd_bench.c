@@ -1,5 +1,5 @@
 /* bench: time a kernel. `ref` runs in this process (its outputs stay fp64, no copies); any other in its
- * worker. */
+ * worker; on a device by the device's own clock. */
 #include <cblas.h>
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -24,7 +24,8 @@
 
 typedef struct timing {
     double forward, backward, oracle; /* seconds, medians; 0: not measured */
-    double peak;                      /* resident bytes */
+    double peak;                      /* resident bytes; on a device, of tensors and workspace there */
+    dkv_gpu_info gpu;
 } timing;
 
 typedef struct bench {
@@ -138,6 +139,35 @@ static int timeKernel(const bench *b, dkv_worker *w, timing *t, dkv_err *err) {
     return 0;
 }
 
+/* On a device: everything in the worker, inputs too. */
+static int timeDevice(const bench *b, dkv_worker *w, timing *t, dkv_err *err) {
+    dkv_description d = {0};
+    double seconds[2] = {0};
+    int64_t bytes = 0;
+    dkv_outcome o = dkv_describeCase(w, b->line, &d);
+    if (o == DKV_W_OK && d.refused)
+        return dkv_fail(err, DKV_EREFUSED, "UNSUPPORTED: %.400s", d.reason);
+    if (o == DKV_W_OK && b->p->grad && !d.has_backward)
+        return dkv_fail(err, DKV_EREFUSED, "UNSUPPORTED: it has no backward (grad=off times its forward)");
+    if (o == DKV_W_OK) o = dkv_timeCase(w, seconds, &bytes);
+    if (o != DKV_W_OK) return dkv_fail(err, DKV_EHARNESS, "%.450s", w->why);
+    t->forward = seconds[0];
+    t->backward = seconds[1];
+    t->peak = (double)bytes;
+    t->gpu = w->gpu;
+    return 0;
+}
+
+static void sayDeviceTiming(const bench *b, const char *kernel, const timing *t, bool quiet) {
+    if (!quiet) printf("%s  [%s]\n", b->line, kernel);
+    printf("  forward  %10.3f ms  %8.1f TFLOP/s\n", 1e3 * t->forward, dkv_forwardFlops(b->p) / t->forward / 1e12);
+    if (t->backward > 0)
+        printf("  backward %10.3f ms  %8.1f TFLOP/s\n", 1e3 * t->backward,
+               dkv_backwardFlops(b->p) / t->backward / 1e12);
+    printf("  %s; %.2f GiB of tensors and workspace\n", t->gpu.name, t->peak / 1073741824);
+    fflush(stdout);
+}
+
 static void sayTiming(const bench *b, const char *kernel, const timing *t, double dgemm, bool quiet) {
     double f = dkv_forwardFlops(b->p), k = dkv_backwardFlops(b->p);
     if (!quiet) printf("%s  [%s]\n", b->line, kernel);
@@ -160,20 +190,38 @@ static char *timingRecord(const bench *b, const char *kernel, const timing *t, d
     double k = t->backward > 0 ? dkv_backwardFlops(b->p) / t->backward / 1e9 : 0;
     cJSON_AddStringToObject(o, "line", b->line);
     cJSON_AddStringToObject(o, "kernel", kernel);
-    cJSON_AddStringToObject(o, "device", dkv_hostDevice());
+    dkv_addDevice(o, &t->gpu);
     cJSON_AddStringToObject(o, "commit", dkv_commit());
     cJSON_AddNumberToObject(o, "ms_fwd", 1e3 * t->forward);
     cJSON_AddNumberToObject(o, "ms_bwd", 1e3 * t->backward);
     cJSON_AddNumberToObject(o, "tflops_fwd", f / 1e3);
     cJSON_AddNumberToObject(o, "tflops_bwd", k / 1e3);
     cJSON_AddNumberToObject(o, "peak_bytes", t->peak);
-    cJSON_AddNumberToObject(o, "gflops_dgemm", dgemm);
-    cJSON_AddNumberToObject(o, "ratio_fwd", f / dgemm);
-    cJSON_AddNumberToObject(o, "ratio_bwd", k / dgemm);
+    if (!t->gpu.name[0]) {
+        cJSON_AddNumberToObject(o, "gflops_dgemm", dgemm);
+        cJSON_AddNumberToObject(o, "ratio_fwd", f / dgemm);
+        cJSON_AddNumberToObject(o, "ratio_bwd", k / dgemm);
+    }
     if (t->oracle > 0) cJSON_AddNumberToObject(o, "ms_oracle", 1e3 * t->oracle);
     char *text = cJSON_PrintUnformatted(o);
     cJSON_Delete(o);
     return text;
+}
+
+/* On the CPU, beside dgemm before and after: speeds drift. */
+static int timeHere(const dkv_cli *cli, bench *b, dkv_worker *w, bool reference, timing *t, double *dgemm,
+                    dkv_err *err) {
+    int rc = dkv_makeLayout(b->p, &b->l, err);
+    if (!rc) rc = dkv_allocInputs(&b->l, &b->in, err);
+    if (!rc) rc = dkv_fillInputs(b->p, &b->l, dkv_dataDir(), &b->in, err);
+    if (rc) return rc;
+    *dgemm = dkv_dgemmRate(dkv_hostCores(), 0.3);
+    rc = reference ? timeReference(b, t, err) : timeKernel(b, w, t, err);
+    timing plain = *t;
+    if (!rc && cli->oracle && !reference) rc = timeReference(b, &plain, err);
+    if (!rc && cli->oracle) rc = timeOracle(b, t, err);
+    if (!rc) *dgemm = 0.5 * (*dgemm + dkv_dgemmRate(dkv_hostCores(), 0.3));
+    return rc;
 }
 
 static int benchLine(const dkv_cli *cli, const char *line, int kernel, dkv_record_file *file, dkv_err *err) {
@@ -181,24 +229,20 @@ static int benchLine(const dkv_cli *cli, const char *line, int kernel, dkv_recor
     bench b = {.p = &p};
     timing t = {0};
     dkv_worker w;
+    double dgemm = 0;
     const dkv_kernel_spec *spec = &cli->kernels[kernel];
     int rc = dkv_parseProblem(line, dkv_knownFill, &p, err);
     if (rc) return rc;
     snprintf(b.line, sizeof b.line, "%s", line);
     dkv_initWorker(&w, spec, cli->timeout);
-    rc = dkv_makeLayout(&p, &b.l, err);
-    if (!rc) rc = dkv_allocInputs(&b.l, &b.in, err);
-    if (!rc) rc = dkv_fillInputs(&p, &b.l, dkv_dataDir(), &b.in, err);
     bool reference = strcmp(spec->text, "ref") == 0;
-    double dgemm = rc ? 0 : dkv_dgemmRate(dkv_hostCores(), 0.3);
-    if (!rc) rc = reference ? timeReference(&b, &t, err) : timeKernel(&b, &w, &t, err);
-    timing plain = t;
-    if (!rc && cli->oracle && !reference) rc = timeReference(&b, &plain, err);
-    if (!rc && cli->oracle) rc = timeOracle(&b, &t, err);
+    if (!reference && dkv_startWorker(&w) != DKV_W_OK) rc = dkv_fail(err, DKV_EHARNESS, "%.450s", w.why);
+    if (!rc && w.memory == DUALKV_CUDA) rc = timeDevice(&b, &w, &t, err);
+    else if (!rc) rc = timeHere(cli, &b, &w, reference, &t, &dgemm, err);
     if (!rc) {
-        dgemm = 0.5 * (dgemm + dkv_dgemmRate(dkv_hostCores(), 0.3)); /* before and after: speeds drift */
         char *json = timingRecord(&b, spec->text, &t, dgemm);
-        sayTiming(&b, spec->text, &t, dgemm, cli->quiet);
+        if (t.gpu.name[0]) sayDeviceTiming(&b, spec->text, &t, cli->quiet);
+        else sayTiming(&b, spec->text, &t, dgemm, cli->quiet);
         rc = json ? dkv_writeRecord(file, json, err) : dkv_fail(err, DKV_EHARNESS, "out of memory");
         free(json);
     }
@@ -221,10 +265,12 @@ int dkv_cmdBench(const dkv_cli *cli) {
     if (!rc && sel.n == 0) rc = dkv_fail(&err, DKV_EUSER, "bench: which lines? (a problem line or a suite)");
     dkv_item *items = rc ? NULL : calloc((size_t)sel.n, sizeof *items);
     for (long i = 0; items && i < sel.n; i++) items[i].line = sel.lines[i];
-    dkv_session session = {.items = items, .n_items = items ? sel.n : 0, .data_dir = dkv_dataDir()};
+    dkv_session session = {.items = items, .n_items = items ? sel.n : 0, .data_dir = dkv_dataDir(), .timing = true};
+    bool replicated[DKV_KERNELS_MAX], any = false;
     if (!rc) rc = dkv_checkRecordPath(cli->json, &err);
-    if (!rc) rc = dkv_probeKernels(cli->kernels, cli->n_kernels, cli->timeout, NULL, &err);
-    if (!rc) rc = dkv_precheckItems(&session, NULL, &err);
+    if (!rc) rc = dkv_probeKernels(cli->kernels, cli->n_kernels, cli->timeout, replicated, &err);
+    for (int k = 0; k < cli->n_kernels && !rc; k++) any = any || replicated[k];
+    if (!rc) rc = dkv_precheckItems(&session, any ? &any : NULL, &err);
     for (long i = 0; i < sel.n && !rc; i++)
         for (int k = 0; k < cli->n_kernels && !rc; k++) {
             rc = benchLine(cli, sel.lines[i], k, &file, &err);

@@ -1,4 +1,5 @@
 #include <cblas.h>
+#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,6 +10,7 @@
 #include "case.h"
 #include "cli.h"
 #include "version.h"
+#include "worker.h"
 
 /* Each lists its i-th row; NULL past the end. */
 static const char *nthKernel(int i, const char **help) { return dkv_listKernel(i, help); }
@@ -53,22 +55,66 @@ static const struct {
              {"keys", dkv_listKey},  {"statuses", nthStatus}};
 enum { N_LISTS = sizeof lists / sizeof lists[0] };
 
-int dkv_cmdList(const dkv_cli *cli) {
-    const char *names[N_LISTS];
-    dkv_err err;
-    for (int k = 0; k < N_LISTS; k++) names[k] = lists[k].what;
-    if (cli->n_words != 1) {
-        dkv_fail(&err, DKV_EUSER,
-                 "list: one of kernels, masks, fills, checks, faults, suites, keys, statuses");
+/* One unit and type of the probe (cuda/probe.cu): the loss per step where its chain was longest. */
+static void sayUnit(const char *unit, const cJSON *type) {
+    const cJSON *bits = cJSON_GetObjectItem(type, "aligned_bits");
+    const cJSON *cut = cJSON_GetObjectItem(type, "toward_zero"), *chain = cJSON_GetObjectItem(type, "chain");
+    const cJSON *last = cJSON_GetArrayItem(chain, cJSON_GetArraySize(chain) - 1);
+    const cJSON *gain = cJSON_GetObjectItem(last, "gain_u"), *steps = cJSON_GetObjectItem(last, "n");
+    if (!cJSON_IsNumber(bits) || !cJSON_IsNumber(gain) || !cJSON_IsNumber(steps)) return;
+    printf("%-18s %s: products below 2^-%d of the largest are cut, sums %s, gain %.3g 2^-24 a step over %d steps\n",
+           unit, type->string, bits->valueint, cJSON_IsTrue(cut) ? "toward zero" : "to nearest", gain->valuedouble,
+           steps->valueint);
+}
+
+/* The device and what its matrix unit keeps, asked of a worker. */
+static int listDevice(void) {
+    dkv_kernel_spec spec;
+    dkv_worker w;
+    dkv_err err = {0};
+    char text[8192];
+    if (dkv_parseKernelSpec("cuda", &spec, &err)) {
+        err.code = DKV_EHARNESS;
         return dkv_complain(&err);
     }
+    dkv_initWorker(&w, &spec, 120);
+    dkv_outcome o = dkv_startWorker(&w);
+    if (o == DKV_W_OK && w.gpu.name[0]) o = dkv_probeDevice(&w, text, sizeof text);
+    if (o != DKV_W_OK || !w.gpu.name[0]) {
+        dkv_fail(&err, DKV_EHARNESS, "%.450s", o == DKV_W_OK ? "there is no CUDA device" : w.why);
+        dkv_stopWorker(&w);
+        return dkv_complain(&err);
+    }
+    printf("%-18s %s\n%-18s %s\n%-18s %s\n%-18s %d\n%-18s %.1f GiB\n", "device", w.gpu.name, "capability",
+           w.gpu.capability, "driver", w.gpu.driver, "multiprocessors", w.gpu.sms, "memory",
+           (double)w.gpu.memory / 1073741824);
+    dkv_stopWorker(&w);
+    cJSON *probe = cJSON_Parse(text);
+    for (const cJSON *unit = probe ? probe->child : NULL; unit; unit = unit->next)
+        for (const cJSON *type = unit->child; type; type = type->next) sayUnit(unit->string, type);
+    cJSON_Delete(probe);
+    printf("%-18s %s\n", "probe", text);
+    return 0;
+}
+
+int dkv_cmdList(const dkv_cli *cli) {
+    const char *names[N_LISTS + 1];
+    dkv_err err;
+    for (int k = 0; k < N_LISTS; k++) names[k] = lists[k].what;
+    names[N_LISTS] = "device";
+    if (cli->n_words != 1) {
+        dkv_fail(&err, DKV_EUSER,
+                 "list: one of kernels, masks, fills, checks, faults, suites, keys, statuses, device");
+        return dkv_complain(&err);
+    }
+    if (strcmp(cli->words[0], "device") == 0) return listDevice();
     for (int k = 0; k < N_LISTS; k++) {
         const char *help = "", *name;
         if (strcmp(lists[k].what, cli->words[0]) != 0) continue;
         for (int i = 0; (name = lists[k].nth(i, &help)); i++) printf("%-18s %s\n", name, help ? help : "");
         return 0;
     }
-    const char *near = dkv_nearestWord(cli->words[0], names, N_LISTS);
+    const char *near = dkv_nearestWord(cli->words[0], names, N_LISTS + 1);
     dkv_fail(&err, DKV_EUSER, "list: unknown list '%s'%s%s%s", cli->words[0], near ? ": did you mean '" : "",
              near ? near : "", near ? "'?" : "");
     return dkv_complain(&err);

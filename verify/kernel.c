@@ -26,27 +26,26 @@ static const row rows[] = {
     {"emu", &dkv_emuKernel, NULL, NULL},
     {"emu-replicated", &dkv_emuReplicatedKernel, NULL, NULL},
     {"broken", &dkv_brokenKernel, NULL, NULL},
-    {"cuda", NULL, "libdualkv_cuda.so", "the CUDA kernel of this project, chosen for the device"},
-    {"cuda-replicated", NULL, "libdualkv_cuda.so", "the same arithmetic on the replicated layout"},
-    {"cuda-fp64", NULL, "libdualkv_cuda.so", "the truth in double precision on the device"},
-    {"cuda-hopper", NULL, "libdualkv_cuda.so", "the sm_90a kernel"},
+    {"cuda", NULL, DKV_CUDA_PLUGIN, "the CUDA kernel of this project, chosen for the device"},
+    {"cuda-replicated", NULL, DKV_CUDA_PLUGIN, "the same arithmetic on the replicated layout"},
+    {"cuda-fp64", NULL, DKV_CUDA_PLUGIN, "the truth in double precision on the device"},
+    {"cuda-hopper", NULL, DKV_CUDA_PLUGIN, "the sm_90a kernel"},
 };
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
-/* Path of `plugin` beside the running program; false if it is not there. */
-static bool findPlugin(const char *plugin, char *path, size_t n) {
+int dkv_findBeside(const char *file, char *path, size_t n) {
     char exe[PATH_MAX];
     ssize_t len = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    if (len <= 0) return false;
+    if (len <= 0) return 0;
     exe[len] = 0;
-    int wrote = snprintf(path, n, "%s/%s", dirname(exe), plugin);
+    int wrote = snprintf(path, n, "%s/%s", dirname(exe), file);
     return wrote > 0 && (size_t)wrote < n && access(path, R_OK) == 0;
 }
 
 const char *dkv_listKernel(int i, const char **doc) {
     char path[DKV_SPEC_MAX];
     for (int r = 0; r < N_ROWS; r++) {
-        if (!rows[r].kernel && !findPlugin(rows[r].plugin, path, sizeof path)) continue;
+        if (!rows[r].kernel && !dkv_findBeside(rows[r].plugin, path, sizeof path)) continue;
         if (i-- > 0) continue;
         if (doc) *doc = rows[r].kernel ? rows[r].kernel->doc : rows[r].doc;
         return rows[r].name;
@@ -118,7 +117,7 @@ int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err) {
     }
     for (int r = 0; r < N_ROWS; r++) {
         if (strcmp(rows[r].name, out->name) != 0) continue;
-        if (rows[r].kernel || findPlugin(rows[r].plugin, out->path, sizeof out->path)) return 0;
+        if (rows[r].kernel || dkv_findBeside(rows[r].plugin, out->path, sizeof out->path)) return 0;
         break;
     }
     return unknownKernel(out, err);

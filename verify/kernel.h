@@ -30,6 +30,10 @@ int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err);
 /* Name and one line of the i-th kernel that can be named; NULL past the end. */
 const char *dkv_listKernel(int i, const char **doc);
 
+#define DKV_CUDA_PLUGIN "libdualkv_cuda.so"
+/* Path of a file beside the running program; 0 if it is not there. */
+int dkv_findBeside(const char *file, char *path, size_t n);
+
 /* Loads, validates (ABI, struct size, functions) and opens an instance. Runs the kernel's code: only in a
  * worker. */
 int dkv_openKernel(const dkv_kernel_spec *spec, dkv_kernel *out, dkv_err *err);

@@ -20,10 +20,11 @@ static const dkv_command commands[] = {
      "FILE holds problem lines, or records (then their kernels are used, unless --kernel is given).\n"
      "--bisect: cases that say nothing give 125, bad input 128, as `git bisect run` wants.\n",
      dkv_cmdReplay},
-    {"list", DKV_CMD_LIST, false, "kernels|masks|fills|checks|faults|suites|keys|statuses",
+    {"list", DKV_CMD_LIST, false, "kernels|masks|fills|checks|faults|suites|keys|statuses|device",
      "what there is, one a line", "", dkv_cmdList},
     {"bench", DKV_CMD_BENCH, false, "--kernel K LINE|SUITE... [--oracle]", "time a kernel, useful FLOPs only",
-     "On a CPU, GFLOP/s beside those of dgemm in the same run. Medians of several runs.\n", dkv_cmdBench},
+     "On a CPU, GFLOP/s beside those of dgemm in the same run; on a GPU, by its own clock, fresh inputs of the\n"
+     "line, warmed up. Medians of several runs.\n", dkv_cmdBench},
     {"selftest", DKV_CMD_SELFTEST, false, "", "the harness on itself: mutated oracles, broken kernels", "",
      dkv_cmdSelftest},
     {"fuzz", DKV_CMD_FUZZ, false, "--kernel K [--time 60s | --cases N]", "cases that nobody thought of",

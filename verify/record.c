@@ -47,6 +47,14 @@ void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n
     free(quoted_kernel);
 }
 
+void dkv_addDevice(cJSON *o, const dkv_gpu_info *gpu) {
+    cJSON_AddStringToObject(o, "device", gpu->name[0] ? gpu->name : dkv_hostDevice());
+    if (!gpu->name[0]) return;
+    cJSON_AddStringToObject(o, "capability", gpu->capability);
+    cJSON_AddStringToObject(o, "driver", gpu->driver);
+    cJSON_AddStringToObject(o, "host", dkv_hostDevice());
+}
+
 static void addNumber(cJSON *o, const char *key, double x) {
     if (isfinite(x)) cJSON_AddNumberToObject(o, key, x);
     else cJSON_AddStringToObject(o, key, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
@@ -119,7 +127,7 @@ char *dkv_printRecord(const dkv_result *r) {
     addNumber(o, "seconds", r->seconds);
     addNumber(o, "seconds_forward", r->seconds_forward);
     addNumber(o, "seconds_backward", r->seconds_backward);
-    cJSON_AddStringToObject(o, "device", dkv_hostDevice());
+    dkv_addDevice(o, &r->gpu);
     cJSON_AddStringToObject(o, "commit", dkv_commit());
     cJSON_AddStringToObject(o, "generator", DKV_GENERATOR);
     cJSON_AddStringToObject(o, "arithmetic", r->judged ? r->arithmetic_words : "");

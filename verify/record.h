@@ -12,6 +12,10 @@ void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n
 /* One line of JSON without newline, malloc'ed; NULL where out of memory. */
 char *dkv_printRecord(const dkv_result *r);
 
+struct cJSON;
+/* The device: a GPU with its capability, driver and host, or the host alone. */
+void dkv_addDevice(struct cJSON *o, const dkv_gpu_info *gpu);
+
 /* A file of records. Opened with the first record, so that a run that ends as a user error leaves none. */
 typedef struct dkv_record_file {
     const char *path; /* NULL: no file; "-": stdout */

@@ -25,7 +25,7 @@ static int precheckLine(const dkv_session *s, const char *line, bool replicated,
         rc = dkv_fail(err, DKV_EUSER, "mask=%s is not admissible: %s", dkv_maskName(p.mask), why.text);
         goto done;
     }
-    double need = dkv_estimateCase(&p, replicated);
+    double need = s->timing ? dkv_estimateTiming(&p, replicated) : dkv_estimateCase(&p, replicated);
     if (need > available) {
         rc = dkv_fail(err, DKV_EUSER, "'%.200s' needs about %.1f GiB, %.1f GiB are free", line, need / gib,
                       available / gib);
@@ -75,8 +75,8 @@ int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool
         strcpy(why, w.why);
         dkv_stopWorker(&w);
         if (replicated) replicated[i] = w.replicated != 0;
-        if (o == DKV_W_OK && w.memory == DUALKV_CUDA)
-            return dkv_fail(err, DKV_EHARNESS, "kernel '%.100s' needs a CUDA device, and this build has none",
+        if (o == DKV_W_OK && w.memory == DUALKV_CUDA && !w.gpu.name[0])
+            return dkv_fail(err, DKV_EHARNESS, "kernel '%.100s' needs a CUDA device, and there is none",
                             kernels[i].text);
         if (o == DKV_W_OK) continue;
         if (o == DKV_W_ERROR) return dkv_fail(err, DKV_EUSER, "%s", why);

@@ -25,6 +25,7 @@ typedef struct dkv_session {
     bool strength;               /* measure what each case has the power to see */
     const dkv_kernel_spec *peer; /* or NULL */
     const char *data_dir;
+    bool timing; /* no oracle: only inputs and outputs need memory */
     dkv_result_fn report;
     void *arg;
     long counts[DKV_ST_N]; /* out */

@@ -41,13 +41,10 @@ dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const
         snprintf(s->d.reason, sizeof s->d.reason, "it has no backward (grad=off checks its forward)");
         return DKV_W_OK;
     }
-    if (s->d.memory != DUALKV_HOST) {
-        snprintf(w->why, sizeof w->why, "no device: the kernel wants CUDA memory");
-        return DKV_W_HARNESS;
-    }
     if (s->d.replicated && replicate(s, p, packed, in, &err)) return harness(s, &err);
-    int rc = dkv_planBuffers(&s->l->view, p->layout, s->d.alignment, s->d.workspace[0], s->d.workspace[1],
-                             &plan, &err);
+    bool natural = (p->layout == DKV_CONTIGUOUS || p->layout == DKV_FUSED) && p->seed % 2 == 1;
+    int rc = dkv_planBuffers(&s->l->view, p->layout, s->d.alignment, natural, s->d.workspace[0],
+                             s->d.workspace[1], &plan, &err);
     if (rc == DKV_EREFUSED) {
         s->d.refused = 1;
         snprintf(s->d.reason, sizeof s->d.reason, "%.390s", err.text);

@@ -33,7 +33,7 @@ static void setUp(fixture *f, const char *line, dkv_layout_kind layout, int32_t 
     memset(f, 0, sizeof *f);
     if (dkv_parseProblem(line, NULL, &f->p, &err) || dkv_makeLayout(&f->p, &f->l, &err) ||
         dkv_allocInputs(&f->l, &f->in, &err) ||
-        dkv_planBuffers(&f->l.view, layout, align, work, 2 * work, &f->plan, &err) ||
+        dkv_planBuffers(&f->l.view, layout, align, false, work, 2 * work, &f->plan, &err) ||
         dkv_openArena(&f->plan, &f->arena, &err))
         fail_msg("%s: %s", line, err.text);
     const dualkv_problem *v = &f->l.view;
@@ -187,7 +187,7 @@ static void alignment_is_given_or_refused(void **state) {
             dkv_err err = {0};
             dkv_plan plan;
             setUp(&f, "shape=5+2x3 heads=4:2 dim=24:40", (dkv_layout_kind)layout, 1, 0);
-            int rc = dkv_planBuffers(&f.l.view, (dkv_layout_kind)layout, align, 0, 0, &plan, &err);
+            int rc = dkv_planBuffers(&f.l.view, (dkv_layout_kind)layout, align, false, 0, 0, &plan, &err);
             bool can =
                 align <= 16 || layout == DKV_PADDED || layout == DKV_STRIDED; /* 48 and 80 byte heads */
             assert_int_equal(rc, can ? 0 : DKV_EREFUSED);
@@ -198,6 +198,28 @@ static void alignment_is_given_or_refused(void **state) {
                 assert_int_equal(w->row * w->elt % align, 0);
                 assert_int_equal(w->head * w->elt % align, 0);
             }
+            tearDown(&f);
+        }
+}
+
+/* Odd multiples of what is needed, or what an allocator would give; the strides are the same. */
+static void addresses_are_odd_or_natural(void **state) {
+    (void)state;
+    for (int layout = DKV_CONTIGUOUS; layout <= DKV_STRIDED; layout++)
+        for (int32_t align = 2; align <= 4096; align *= 2) {
+            fixture f;
+            dkv_err err = {0};
+            dkv_plan odd, natural;
+            setUp(&f, "shape=5+2x3 heads=4:2 dim=256 dtype=fp32", (dkv_layout_kind)layout, 1, 0);
+            int rc = dkv_planBuffers(&f.l.view, (dkv_layout_kind)layout, align, false, 99, 0, &odd, &err);
+            rc |= dkv_planBuffers(&f.l.view, (dkv_layout_kind)layout, align, true, 99, 0, &natural, &err);
+            for (int i = 0; i < odd.n_blocks && !rc; i++) {
+                int32_t a = odd.block[i].slot == DKV_SLOT_WORK ? 256 : align < 4 ? 4 : align;
+                assert_int_equal(odd.block[i].offset % (2 * a), a);
+                assert_int_equal(natural.block[i].offset % (align > 256 ? align : 256), 0);
+                assert_int_equal(odd.block[i].bytes, natural.block[i].bytes);
+            }
+            assert_int_equal(rc, align <= 1024 || layout >= DKV_PADDED ? 0 : DKV_EREFUSED);
             tearDown(&f);
         }
 }
@@ -233,9 +255,9 @@ static void huge_sizes_are_refused(void **state) {
     dkv_err err = {0};
     dualkv_problem v = {
         .size = sizeof v, .hq = 1 << 30, .hkv = 1, .dqk = 256, .dv = 256, .tq = (int64_t)1 << 40, .tk = 1};
-    assert_int_equal(dkv_planBuffers(&v, DKV_CONTIGUOUS, 1, 0, 0, &plan, &err), DKV_EUSER);
+    assert_int_equal(dkv_planBuffers(&v, DKV_CONTIGUOUS, 1, false, 0, 0, &plan, &err), DKV_EUSER);
     v.tq = v.hq = 1;
-    assert_int_equal(dkv_planBuffers(&v, DKV_CONTIGUOUS, 1, SIZE_MAX, 0, &plan, &err), DKV_EUSER);
+    assert_int_equal(dkv_planBuffers(&v, DKV_CONTIGUOUS, 1, false, SIZE_MAX, 0, &plan, &err), DKV_EUSER);
 }
 
 int main(void) {
@@ -244,6 +266,7 @@ int main(void) {
         cmocka_unit_test(every_stray_byte_is_found),
         cmocka_unit_test(damage_says_where),
         cmocka_unit_test(alignment_is_given_or_refused),
+        cmocka_unit_test(addresses_are_odd_or_natural),
         cmocka_unit_test(strides_of_dO_are_its_own),
         cmocka_unit_test(patterns_are_nan_in_every_type),
         cmocka_unit_test(huge_sizes_are_refused),

@@ -86,6 +86,7 @@ static void user_errors_are_one_line(void **state) {
         {"replay --kernel emu", "which line"},
         {"list kernel", "did you mean 'kernels'"},
         {"list", "kernels"},
+        {"list devise", "did you mean 'device'"},
         {"bench --kernel ref", "which lines"},
         {"bench shape=3", "--kernel"},
         {"report", "which records"},

@@ -8,7 +8,7 @@
 #define DKV_WIRE_MAGIC 0x64764b31u
 #define DKV_LINE_BYTES (DKV_LINE_MAX + 1)
 
-typedef enum dkv_op { DKV_OP_OPEN = 1, DKV_OP_DESCRIBE, DKV_OP_LAUNCH } dkv_op;
+typedef enum dkv_op { DKV_OP_OPEN = 1, DKV_OP_DESCRIBE, DKV_OP_LAUNCH, DKV_OP_TIME, DKV_OP_PROBE } dkv_op;
 
 typedef struct dkv_request {
     uint32_t magic, sequence;
@@ -21,11 +21,13 @@ typedef struct dkv_request {
 
 typedef struct dkv_reply {
     uint32_t magic, sequence;
-    int32_t outcome; /* DKV_W_OK, DKV_W_ERROR or DKV_W_HARNESS */
+    int32_t outcome; /* dkv_outcome, as far as the worker can tell */
     char text[512];
     dkv_description description;
-    double seconds;
+    dkv_gpu_info gpu;  /* OPEN */
+    double seconds[2]; /* LAUNCH: the first; TIME: forward, backward */
     int64_t launches, peak;
+    char json[8192]; /* PROBE */
 } dkv_reply;
 
 #endif

@@ -231,7 +231,11 @@ static dkv_outcome ask(dkv_worker *w, dkv_request *q, int arena_fd, const char *
         return DKV_W_CRASHED;
     }
     dkv_outcome o = awaitReply(w, q, during, r);
-    if (o == DKV_W_ERROR || o == DKV_W_HARNESS) snprintf(w->why, sizeof w->why, "%s", r->text);
+    if (w->why[0] == 0 && o != DKV_W_OK) {
+        r->text[sizeof r->text - 1] = 0;
+        snprintf(w->why, sizeof w->why, "%s", r->text);
+        if (o == DKV_W_CRASHED) dkv_stopWorker(w); /* it says itself that it is of no more use */
+    }
     return o;
 }
 
@@ -254,6 +258,9 @@ dkv_outcome dkv_startWorker(dkv_worker *w) {
         o = ask(w, q, -1, "while it was loaded", r);
         w->memory = r->description.memory;
         w->replicated = r->description.replicated;
+        if (o == DKV_W_OK) w->gpu = r->gpu;
+        w->gpu.name[sizeof w->gpu.name - 1] = w->gpu.capability[sizeof w->gpu.capability - 1] = 0;
+        w->gpu.driver[sizeof w->gpu.driver - 1] = 0;
     }
     free(q);
     free(r);
@@ -292,9 +299,39 @@ dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, doub
         q->backward = backward;
         q->plan = a->plan;
         o = ask(w, q, a->fd, backward ? "in backward" : "in forward", r);
-        if (seconds) *seconds = r->seconds;
+        if (seconds) *seconds = r->seconds[0];
         if (launches) *launches = r->launches;
         if (peak) *peak = r->peak;
+    }
+    free(q);
+    free(r);
+    return o;
+}
+
+dkv_outcome dkv_timeCase(dkv_worker *w, double seconds[2], int64_t *bytes) {
+    dkv_request *q = calloc(1, sizeof *q);
+    dkv_reply *r = malloc(sizeof *r);
+    dkv_outcome o = q && r && w->pid ? DKV_W_OK : DKV_W_HARNESS;
+    if (o == DKV_W_OK) {
+        q->op = DKV_OP_TIME;
+        o = ask(w, q, -1, "while it was timed", r);
+        for (int b = 0; b < 2; b++) seconds[b] = r->seconds[b];
+        *bytes = r->peak;
+    }
+    free(q);
+    free(r);
+    return o;
+}
+
+dkv_outcome dkv_probeDevice(dkv_worker *w, char *json, size_t n) {
+    dkv_request *q = calloc(1, sizeof *q);
+    dkv_reply *r = malloc(sizeof *r);
+    dkv_outcome o = q && r ? dkv_startWorker(w) : DKV_W_HARNESS;
+    if (o == DKV_W_OK) {
+        q->op = DKV_OP_PROBE;
+        o = ask(w, q, -1, "while the device was probed", r);
+        r->json[sizeof r->json - 1] = 0;
+        snprintf(json, n, "%s", r->json);
     }
     free(q);
     free(r);

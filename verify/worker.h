@@ -16,10 +16,19 @@
 #define DKV_WORKER_ARG "worker" /* hidden subcommand: `PROGRAM worker FD` */
 #define DKV_WORKER_TAIL 2048
 
+/* The device of a kernel whose memory is DUALKV_CUDA. */
+typedef struct dkv_gpu_info {
+    char name[128];      /* "NVIDIA H200"; "": there is none */
+    char capability[16]; /* "9.0" */
+    char driver[64];     /* "570.86.15, CUDA 12.8" */
+    int32_t sms, pad;
+    uint64_t memory; /* bytes */
+} dkv_gpu_info;
+
 typedef enum dkv_outcome {
     DKV_W_OK,
     DKV_W_ERROR,   /* the kernel reported an error, in words */
-    DKV_W_CRASHED, /* signal, exit(), garbage */
+    DKV_W_CRASHED, /* signal, exit(), garbage, a device that cannot be used any more */
     DKV_W_TIMEOUT,
     DKV_W_STOPPED, /* the run was interrupted */
     DKV_W_HARNESS  /* the worker could not be started or does not understand us */
@@ -45,6 +54,7 @@ typedef struct dkv_worker {
     dkv_kernel_spec spec;
     int64_t starts;                 /* processes started so far */
     int32_t memory, replicated;     /* of the kernel; known once it is started */
+    dkv_gpu_info gpu;               /* likewise */
     char tail[DKV_WORKER_TAIL + 1]; /* of what the kernel printed */
     size_t tail_n;
     char why[512]; /* of the last outcome that is not OK */
@@ -65,6 +75,11 @@ dkv_outcome dkv_describeCase(dkv_worker *w, const char *line, dkv_description *o
  * may be NULL. */
 dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, double *seconds,
                            int64_t *launches, int64_t *peak);
+/* Times the described problem on the device with inputs of its line: *seconds: medians of forward and backward;
+ * *bytes: of tensors and workspace there. */
+dkv_outcome dkv_timeCase(dkv_worker *w, double seconds[2], int64_t *bytes);
+/* What the device's matrix unit keeps, as JSON (cuda/probe.cu). */
+dkv_outcome dkv_probeDevice(dkv_worker *w, char *json, size_t n);
 /* Last line that the kernel printed, "" if none. */
 void dkv_lastOutput(const dkv_worker *w, char *out, size_t n);
 

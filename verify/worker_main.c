@@ -10,17 +10,21 @@
 #include <unistd.h>
 
 #include "../data/fill.h"
+#include "../data/suite.h"
+#include "gpu.h"
 #include "wire.h"
 
 /* What the worker holds between messages. */
 typedef struct state {
     dkv_kernel kernel;
+    dkv_gpu *gpu; /* NULL: host memory, or no device */
     dkv_problem problem;
     dkv_layout packed, replicated;
     const dualkv_problem *view; /* the problem as the kernel sees it */
 } state;
 
 static void dropProblem(state *s) {
+    dkv_dropGpuProblem(s->gpu);
     if (s->view) {
         if (s->kernel.table.replicated) dkv_freeLayout(&s->replicated);
         dkv_freeLayout(&s->packed);
@@ -56,7 +60,10 @@ static dkv_outcome openSpec(state *s, const dkv_request *q, dkv_reply *r) {
     }
     r->description.memory = s->kernel.table.memory;
     r->description.replicated = s->kernel.table.replicated;
-    return DKV_W_OK;
+    if (s->kernel.table.memory != DUALKV_CUDA || !dkv_openGpu(s->kernel.so, &s->gpu, &r->gpu, &err))
+        return DKV_W_OK;
+    snprintf(r->text, sizeof r->text, "%s", err.text);
+    return DKV_W_HARNESS;
 }
 
 static dkv_outcome describe(state *s, const dkv_request *q, dkv_reply *r) {
@@ -91,30 +98,93 @@ static dkv_outcome describe(state *s, const dkv_request *q, dkv_reply *r) {
     return DKV_W_OK;
 }
 
+/* In host memory: the call itself, with its wall time. */
+static dkv_outcome launchHere(state *s, const dkv_request *q, uint8_t *base, dkv_reply *r) {
+    const dualkv_kernel *k = &s->kernel.table;
+    dualkv_launch l;
+    struct timespec t0, t1;
+    struct rusage usage;
+    dkv_makeLaunch(&q->plan, base, s->view, q->backward, &l);
+    clock_gettime(CLOCK_MONOTONIC, &t0);
+    int rc = q->backward ? k->backward(s->kernel.self, &l, r->text, sizeof r->text)
+                         : k->forward(s->kernel.self, &l, r->text, sizeof r->text);
+    clock_gettime(CLOCK_MONOTONIC, &t1);
+    r->text[sizeof r->text - 1] = 0;
+    r->seconds[0] = (double)(t1.tv_sec - t0.tv_sec) + 1e-9 * (double)(t1.tv_nsec - t0.tv_nsec);
+    if (getrusage(RUSAGE_SELF, &usage) == 0) r->peak = usage.ru_maxrss * 1024;
+    if (rc && !r->text[0]) snprintf(r->text, sizeof r->text, "it returned %d without a reason", rc);
+    return rc ? DKV_W_ERROR : DKV_W_OK;
+}
+
+static dkv_outcome noDevice(dkv_reply *r) {
+    snprintf(r->text, sizeof r->text, "the kernel needs a CUDA device, and there is none");
+    return DKV_W_HARNESS;
+}
+
 static dkv_outcome launch(state *s, const dkv_request *q, int fd, dkv_reply *r) {
     const dualkv_kernel *k = &s->kernel.table;
-    int (*run)(void *, const dualkv_launch *, char *, size_t) = q->backward ? k->backward : k->forward;
-    if (!s->view || fd < 0 || !run) return DKV_W_HARNESS;
+    if (!s->view || fd < 0 || (q->backward && !k->backward)) return DKV_W_HARNESS;
+    if (k->memory == DUALKV_CUDA && !s->gpu) return noDevice(r);
     uint8_t *base = mmap(NULL, (size_t)q->plan.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) {
         snprintf(r->text, sizeof r->text, "the worker cannot map %lld bytes", (long long)q->plan.size);
         return DKV_W_HARNESS;
     }
-    dualkv_launch l;
-    struct timespec t0, t1;
-    struct rusage usage;
     uint64_t before = k->launches ? k->launches(s->kernel.self) : 0;
-    dkv_makeLaunch(&q->plan, base, s->view, q->backward, &l);
-    clock_gettime(CLOCK_MONOTONIC, &t0);
-    int rc = run(s->kernel.self, &l, r->text, sizeof r->text);
-    clock_gettime(CLOCK_MONOTONIC, &t1);
+    dkv_gpu_launch there = {k, s->kernel.self, s->view, &q->plan, s->problem.run, q->backward};
+    dkv_outcome o = s->gpu ? dkv_launchOnGpu(s->gpu, &there, base, r->seconds, r->text, sizeof r->text)
+                           : launchHere(s, q, base, r);
     munmap(base, (size_t)q->plan.size);
-    r->text[sizeof r->text - 1] = 0;
-    r->seconds = (double)(t1.tv_sec - t0.tv_sec) + 1e-9 * (double)(t1.tv_nsec - t0.tv_nsec);
     r->launches = k->launches ? (int64_t)(k->launches(s->kernel.self) - before) : -1;
-    if (getrusage(RUSAGE_SELF, &usage) == 0) r->peak = usage.ru_maxrss * 1024;
-    if (rc && !r->text[0]) snprintf(r->text, sizeof r->text, "it returned %d without a reason", rc);
-    return rc ? DKV_W_ERROR : DKV_W_OK;
+    return o;
+}
+
+/* Inputs of the kernel's view: packed, or each sequence's own. */
+static int makeInputs(state *s, dkv_inputs *in, dkv_err *err) {
+    dkv_inputs packed = {0};
+    dkv_layout rep = {0};
+    int64_t *q_source = NULL, *k_source = NULL;
+    uint8_t *q_own = NULL;
+    int rc = dkv_allocInputs(&s->packed, &packed, err);
+    if (!rc) rc = dkv_fillInputs(&s->problem, &s->packed, dkv_dataDir(), &packed, err);
+    if (rc || !s->kernel.table.replicated) {
+        *in = packed;
+        return rc;
+    }
+    rc = dkv_makeReplicated(&s->problem, &s->packed, &rep, &q_source, &k_source, &q_own, err);
+    if (!rc) rc = dkv_replicateInputs(&s->packed, &rep, q_source, k_source, q_own, &packed, in, err);
+    dkv_freeInputs(&packed);
+    dkv_freeLayout(&rep);
+    free(q_source);
+    free(k_source);
+    free(q_own);
+    return rc;
+}
+
+static dkv_outcome timeOnDevice(state *s, dkv_reply *r) {
+    const dualkv_kernel *k = &s->kernel.table;
+    dkv_gpu_times times = {0};
+    dkv_inputs in = {0};
+    dkv_plan plan;
+    dkv_err err = {0};
+    size_t work[2] = {0, 0};
+    if (!s->view) return DKV_W_HARNESS;
+    if (!s->gpu) return noDevice(r);
+    for (int b = 0; b < 2 && k->workspace; b++) work[b] = k->workspace(s->kernel.self, s->view, b);
+    int rc = dkv_planBuffers(s->view, DKV_CONTIGUOUS, k->alignment, true, work[0], work[1], &plan, &err);
+    if (!rc) rc = makeInputs(s, &in, &err);
+    dkv_gpu_launch c = {k, s->kernel.self, s->view, &plan, DKV_SINGLE, 0};
+    dkv_outcome o = DKV_W_HARNESS;
+    if (rc) snprintf(r->text, sizeof r->text, "%s", err.text);
+    else o = dkv_timeOnGpu(s->gpu, &c, &in, &times, r->text, sizeof r->text);
+    dkv_freeInputs(&in);
+    for (int b = 0; b < 2; b++) r->seconds[b] = times.seconds[b];
+    r->peak = times.bytes;
+    return o;
+}
+
+static dkv_outcome probe(state *s, dkv_reply *r) {
+    return s->gpu ? dkv_probeGpu(s->gpu, r->json, sizeof r->json, r->text, sizeof r->text) : noDevice(r);
 }
 
 /* One message and, with a launch, the arena's descriptor. 0 at the end of the run. */
@@ -149,6 +219,8 @@ int dkv_serveWorker(const char *fd_word) {
         dkv_outcome o = q->op == DKV_OP_OPEN       ? openSpec(&s, q, r)
                         : q->op == DKV_OP_DESCRIBE ? describe(&s, q, r)
                         : q->op == DKV_OP_LAUNCH   ? launch(&s, q, fd, r)
+                        : q->op == DKV_OP_TIME     ? timeOnDevice(&s, r)
+                        : q->op == DKV_OP_PROBE    ? probe(&s, r)
                                                    : DKV_W_HARNESS;
         if (fd >= 0) close(fd);
         r->magic = DKV_WIRE_MAGIC;
@@ -160,6 +232,7 @@ int dkv_serveWorker(const char *fd_word) {
     free(q);
     free(r);
     dropProblem(&s);
+    dkv_closeGpu(s.gpu);
     dkv_closeKernel(&s.kernel);
     return 0;
 }

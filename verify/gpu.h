@@ -1,0 +1,56 @@
+/* gpu.h: the worker's side of kernels whose memory is DUALKV_CUDA.
+ *
+ * The arena stays the truth: it lies in host memory and belongs to the coordinator. Before a launch each of its
+ * blocks is copied to the device byte for byte with the whole guards on both sides of it, into an allocation of
+ * its own, at an address that equals the arena's offset modulo 8192 (so it is aligned, or not, as the plan says);
+ * afterwards everything comes back, so that the coordinator's checks of guards, poison and inputs hold as they
+ * are. The kernel runs on a stream that does not wait for the default stream; then the whole device is waited for.
+ *
+ *   run=side   the inputs arrive by copies queued on the kernel's own stream behind milliseconds of other work,
+ *              and the outputs leave by copies queued behind it: work on any other stream sees poison or is lost
+ *   run=graph  the launch is captured and replayed twice, everything poisoned again between
+ *   run=busy   beside a kernel that keeps half of the multiprocessors busy
+ *
+ * The last three run the kernel once before (code is loaded at first use, which may wait for the device). */
+#ifndef DKV_GPU_H
+#define DKV_GPU_H
+
+#include "worker.h"
+
+typedef struct dkv_gpu dkv_gpu;
+
+/* Takes the device table from `so` (a kernel's shared object) or, where that exports none, from
+ * libdualkv_cuda.so beside the program, and opens device 0. No device: *out NULL, info->name "", and 0. */
+int dkv_openGpu(void *so, dkv_gpu **out, dkv_gpu_info *info, dkv_err *err);
+void dkv_closeGpu(dkv_gpu *g);
+/* The problem of the launches so far goes away. */
+void dkv_dropGpuProblem(dkv_gpu *g);
+
+typedef struct dkv_gpu_launch {
+    const dualkv_kernel *kernel;
+    void *self;
+    const dualkv_problem *view;
+    const dkv_plan *plan;
+    dkv_run_kind run;
+    int backward;
+} dkv_gpu_launch;
+
+/* Runs one launch over the arena at `base`. *seconds: device time of the last run. `why`: words of an outcome
+ * that is not OK; DKV_W_CRASHED where the device cannot be used any more. */
+dkv_outcome dkv_launchOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, uint8_t *base, double *seconds, char *why,
+                            size_t n);
+
+typedef struct dkv_gpu_times {
+    double seconds[2]; /* forward, backward (0 without gradients): medians of device times */
+    int64_t bytes;     /* device memory of tensors and workspace */
+    int32_t runs;
+} dkv_gpu_times;
+
+/* Times a kernel on inputs (canonical, host) in a plan of layout=contiguous; run and backward are not looked at. */
+dkv_outcome dkv_timeOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, const dkv_inputs *in, dkv_gpu_times *out,
+                          char *why, size_t n);
+
+/* What the matrix unit keeps, as JSON (cuda/probe.cu). */
+dkv_outcome dkv_probeGpu(dkv_gpu *g, char *json, size_t room, char *why, size_t n);
+
+#endif

@@ -1,0 +1,181 @@
+/* Kernels in device memory, on a device that is host memory (testkernels/fake_cuda.c): there and back, every layout
+ * and way to run, errors that pass and errors that stay, timing, and machines without a device. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../data/fill.h"
+#include "../data/suite.h"
+#include "case.h"
+#include "record.h"
+#include "session.h"
+
+static dkv_result *result; /* of the last case */
+
+static dkv_kernel_spec spec(const char *word) {
+    char text[600];
+    const char *dir = getenv("DUALKV_BUILD");
+    dkv_kernel_spec s;
+    dkv_err err = {0};
+    snprintf(text, sizeof text, "%s/testkernels/fake_cuda.so:%s", dir ? dir : "build", word);
+    if (dkv_parseKernelSpec(text, &s, &err)) fail_msg("%s", err.text);
+    return s;
+}
+
+/* The status of a case; the worker stays for the next one if it is given. */
+static dkv_status runWith(dkv_worker *w, const char *line) {
+    dkv_problem p;
+    dkv_err err = {0};
+    dkv_case_options options = {.data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .repeats = 1};
+    if (dkv_parseProblem(line, dkv_knownFill, &p, &err)) fail_msg("%s: %s", line, err.text);
+    dkv_runCase(&p, w, &options, result);
+    dkv_freeProblem(&p);
+    return result->status;
+}
+
+static void mustBe(dkv_status want, const char *word, const char *line, const char *says) {
+    dkv_worker w;
+    dkv_kernel_spec s = spec(word);
+    dkv_initWorker(&w, &s, 60);
+    dkv_status got = runWith(&w, line);
+    dkv_stopWorker(&w);
+    if (got != want || !strstr(result->why, says))
+        fail_msg("%s on '%s': %s instead of %s: %s", word, line, dkv_statusRow(got)->name,
+                 dkv_statusRow(want)->name, result->why);
+}
+
+static void right_kernels_pass(void **state) {
+    (void)state;
+    static const char *const lines[] = {
+        "shape=33+2x9 heads=4:2 dim=16 layout=fused",
+        "shape=33+2x9 heads=4:2 dim=16 layout=fused seed=2",
+        "shape=33k+9@20,5 heads=2:1 dim=8:24 dtype=fp16 layout=padded dlse=on",
+        "shape=20+2x(5+2x3)/1+4 dim=40 sinklogit=0.5 dlse=on alibi=on",
+        "shape=70+65,1 heads=7:1 dim=9 dtype=fp32 layout=strided softcap=8 alibi=on",
+        "shape=40+2x21 dim=8 mask=full grad=off",
+        "shape=0+2x0,1 dim=8",
+        "shape=40+2x21 dim=8 run=aba",
+        "shape=40+2x21 dim=8 run=side sinklogit=1",
+        "shape=40+2x21 dim=8 run=graph dlse=on",
+        "shape=40+2x21 dim=8 run=busy",
+    };
+    dkv_worker w;
+    dkv_kernel_spec s = spec("fake+bm=16+bn=16");
+    dkv_initWorker(&w, &s, 60);
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
+        if (runWith(&w, lines[i]) != DKV_ST_PASSED) fail_msg("%s: %s", lines[i], result->why);
+    assert_int_equal(w.starts, 1);
+    dkv_stopWorker(&w);
+    mustBe(DKV_ST_PASSED, "fake+how=host-pointer", lines[0], "");
+    mustBe(DKV_ST_PASSED, "fake-replicated", "shape=33+2x9 heads=4:2 dim=16", "");
+    mustBe(DKV_ST_PASSED, "fake-replicated", "shape=33+2x9 heads=4:2 dim=16 run=graph", "");
+}
+
+#define SMALL "shape=5+2x3 heads=2:1 dim=8"
+
+static void wrong_kernels_are_caught(void **state) {
+    (void)state;
+    mustBe(DKV_ST_OUT_OF_BOUNDS, "fake+how=after", SMALL, "after O");
+    mustBe(DKV_ST_OUT_OF_BOUNDS, "fake+how=after", SMALL " seed=2 layout=padded", "after O");
+    mustBe(DKV_ST_OUT_OF_BOUNDS, "fake+how=far-before", SMALL, "1 bytes written");
+    mustBe(DKV_ST_INPUT_MUTATED, "fake+how=mutates", SMALL, "K changed");
+    mustBe(DKV_ST_INPUT_MUTATED, "fake+how=mutates", SMALL " run=side", "K changed");
+    mustBe(DKV_ST_PASSED, "fake+how=null-stream", SMALL, "");
+    mustBe(DKV_ST_UNWRITTEN, "fake+how=null-stream", SMALL " run=side", "O were never written");
+    mustBe(DKV_ST_PASSED, "fake+how=waits", SMALL, "");
+    mustBe(DKV_ST_NOT_RUN, "fake+how=waits", SMALL " run=graph", "capturing");
+    mustBe(DKV_ST_PASSED, "fake+how=once", SMALL, "");
+    mustBe(DKV_ST_UNWRITTEN, "fake+how=once", SMALL " run=graph", "never written");
+    mustBe(DKV_ST_PASSED, "fake+how=once", SMALL " run=busy", "");
+}
+
+/* An error that passes is the case's alone; one that stays ends the worker, and the next case has a fresh one. */
+static void device_errors_are_words(void **state) {
+    (void)state;
+    dkv_worker w;
+    dkv_kernel_spec s = spec("fake+how=launch-error");
+    dkv_initWorker(&w, &s, 60);
+    assert_int_equal(runWith(&w, SMALL), DKV_ST_NOT_RUN);
+    assert_non_null(strstr(result->why, "invalid configuration"));
+    assert_true(w.pid > 0);
+    dkv_stopWorker(&w);
+    s = spec("fake+how=sticky");
+    dkv_initWorker(&w, &s, 60);
+    for (int i = 1; i <= 2; i++) {
+        assert_int_equal(runWith(&w, SMALL), DKV_ST_CRASHED);
+        assert_non_null(strstr(result->why, "illegal memory access"));
+        assert_int_equal(w.pid, 0);
+        assert_int_equal(w.starts, i);
+    }
+    setenv("DUALKV_FAKE_ROOM", "100000", 1);
+    mustBe(DKV_ST_HARNESS_ERROR, "fake", SMALL, "out of memory");
+    unsetenv("DUALKV_FAKE_ROOM");
+    mustBe(DKV_ST_PASSED, "fake", SMALL, "");
+}
+
+static void records_name_the_device(void **state) {
+    (void)state;
+    mustBe(DKV_ST_PASSED, "fake", SMALL, "");
+    char *json = dkv_printRecord(result);
+    assert_non_null(json);
+    assert_non_null(strstr(json, "\"device\":\"Fake 0\",\"capability\":\"0.1\",\"driver\":\""));
+    assert_non_null(strstr(json, "CUDA 12.4\",\"host\":\""));
+    free(json);
+}
+
+static void no_device_is_said_before_anything_runs(void **state) {
+    (void)state;
+    dkv_kernel_spec s = spec("fake");
+    dkv_err err = {0};
+    bool replicated = true;
+    assert_int_equal(dkv_probeKernels(&s, 1, 20, &replicated, &err), 0);
+    setenv("DUALKV_FAKE_DEVICES", "0", 1);
+    assert_int_equal(dkv_probeKernels(&s, 1, 20, &replicated, &err), DKV_EHARNESS);
+    assert_non_null(strstr(err.text, "needs a CUDA device"));
+    mustBe(DKV_ST_HARNESS_ERROR, "fake", SMALL, "needs a CUDA device");
+    unsetenv("DUALKV_FAKE_DEVICES");
+}
+
+static void timing_is_the_devices(void **state) {
+    (void)state;
+    static const char *const words[] = {"fake", "fake-replicated"};
+    for (int i = 0; i < 2; i++) {
+        dkv_worker w;
+        dkv_description d;
+        dkv_kernel_spec s = spec(words[i]);
+        double seconds[2] = {0};
+        int64_t bytes = 0;
+        char json[200] = "";
+        dkv_initWorker(&w, &s, 60);
+        assert_int_equal(dkv_describeCase(&w, "shape=9+2x3 dim=8 fill=hot sinklogit=1 dlse=on", &d), DKV_W_OK);
+        if (dkv_timeCase(&w, seconds, &bytes) != DKV_W_OK) fail_msg("%s", w.why);
+        assert_true(seconds[0] > 0 && seconds[1] > 0 && bytes >= 15 * 8 * 2 * 8);
+        assert_int_equal(dkv_describeCase(&w, "shape=9+2x3 dim=8 grad=off", &d), DKV_W_OK);
+        if (dkv_timeCase(&w, seconds, &bytes) != DKV_W_OK) fail_msg("%s", w.why);
+        assert_true(seconds[0] > 0 && seconds[1] == 0);
+        assert_int_equal(dkv_probeDevice(&w, json, sizeof json), DKV_W_OK);
+        assert_non_null(strstr(json, "mma_sync"));
+        dkv_stopWorker(&w);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
+    result = calloc(1, sizeof *result);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(right_kernels_pass),
+        cmocka_unit_test(wrong_kernels_are_caught),
+        cmocka_unit_test(device_errors_are_words),
+        cmocka_unit_test(records_name_the_device),
+        cmocka_unit_test(no_device_is_said_before_anything_runs),
+        cmocka_unit_test(timing_is_the_devices),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(result);
+    return failed;
+}
