@@ -93,7 +93,7 @@ int dkv_addReport(dkv_report *r, const char *json, dkv_err *err) {
         rc = dkv_fail(err, DKV_EUSER, "not a record: '%.60s'", json);
     else if (dkv_parseProblem(textOf(o, "line"), NULL, &p, &why))
         rc = dkv_fail(err, DKV_EUSER, "a record's line: %s", why.text);
-    else if (addTensors(r, o, &p) || (strcmp(textOf(o, "status"), "PASSED") != 0 && addCase(r, o)))
+    else if (addTensors(r, o, &p) || dkv_addPowerRecord(&r->power, o) || (strcmp(textOf(o, "status"), "PASSED") != 0 && addCase(r, o)))
         rc = dkv_fail(err, DKV_EHARNESS, "out of memory for records");
     if (!rc) {
         r->total++;
@@ -139,6 +139,7 @@ void dkv_freeReport(dkv_report *r) {
     }
     free(r->cases);
     free(r->rows);
+    dkv_freePowerTable(&r->power);
     memset(r, 0, sizeof *r);
 }
 
@@ -190,6 +191,20 @@ static void writeCases(const dkv_report *r, FILE *f) {
     }
 }
 
+static void writePower(const dkv_report *r, FILE *f) {
+    if (r->power.cases == 0) return;
+    fprintf(f, "\n## Power\n\nThe smallest fault that would have been seen: ");
+    dkv_writePowerWords(&r->power, f);
+    fprintf(f, ".\n\nCheap faults applied to the truth itself, by stratum (tensor, region, tokens that a segment sees and "
+               "has): caught by how many of the cases where it could be, largest error over its bound. Empty: it cannot be "
+               "there.\n\n");
+    dkv_writePowerTable(&r->power, f);
+    if (dkv_countBlind(&r->power)) {
+        fprintf(f, "\n**INCONCLUSIVE** in these strata:\n\n");
+        dkv_writeBlind(&r->power, f, "- ");
+    }
+}
+
 int dkv_writeReportPage(const dkv_report *r, const char *path, dkv_err *err) {
     FILE *f = fopen(path, "w");
     if (!f) return dkv_fail(err, DKV_EUSER, "cannot write '%s': %s", path, strerror(errno));
@@ -204,6 +219,7 @@ int dkv_writeReportPage(const dkv_report *r, const char *path, dkv_err *err) {
                "declares; lower is "
                "more precise.\n\n");
     dkv_writeReportTable(r, f, true);
+    writePower(r, f);
     writeCases(r, f);
     int bad = ferror(f);
     if (fclose(f) != 0 || bad)

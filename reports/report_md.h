@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "../ref/dkv_err.h"
+#include "report_power.h"
 
 /* One row: a mask, a dtype, a tensor. */
 typedef struct dkv_report_row {
@@ -27,6 +28,7 @@ typedef struct dkv_report {
     long counts[32];
     char statuses[32][24];
     int n_statuses;
+    dkv_power_table power;
     double seconds;
     char device[200], commit[64], generator[16];
 } dkv_report;

@@ -37,6 +37,37 @@ static void rows_hold_the_worst(void **state) {
     dkv_freeReport(&r);
 }
 
+/* A fault that no case catches, in a stratum where it could be, is named; one that cannot be there is not. */
+static void power_is_summed_over_cases(void **state) {
+    (void)state;
+    static const char *const records[] = {
+        "{\"line\":\"shape=3\",\"kernel\":\"emu\",\"status\":\"PASSED\",\"power\":{\"longest\":29,\"scale_error\":0.001,"
+        "\"dK_gain\":\"inf\",\"strata\":{\"O response 17-64\":{\"first-key\":0.5,\"scale\":0.2},\"LSE prompt 1-16\":"
+        "{\"first-key\":7}}}}",
+        "{\"line\":\"shape=4\",\"kernel\":\"emu\",\"status\":\"PASSED\",\"power\":{\"longest\":103,\"scale_error\":1e-5,"
+        "\"dK_gain\":0.02,\"strata\":{\"O response 17-64\":{\"first-key\":40,\"scale\":1}}}}",
+        "{\"line\":\"shape=5\",\"kernel\":\"emu\",\"status\":\"PASSED\",\"power\":{\"strata\":[3,{\"x\":1}]}}",
+        "{\"line\":\"shape=5\",\"kernel\":\"emu\",\"status\":\"PASSED\"}"};
+    char path[] = "/tmp/dualkv-test-XXXXXX", text[8192] = "";
+    dkv_report r = {0};
+    dkv_err err = {0};
+    for (size_t i = 0; i < 4; i++) assert_int_equal(dkv_addReport(&r, records[i], &err), 0);
+    assert_int_equal(r.power.cases, 3);
+    assert_int_equal(dkv_countBlind(&r.power), 1);
+    close(mkstemp(path));
+    assert_int_equal(dkv_writeReportPage(&r, path, &err), 0);
+    FILE *f = fopen(path, "r");
+    assert_true(fread(text, 1, sizeof text - 1, f) > 0);
+    fclose(f);
+    assert_non_null(strstr(text, "one lost key up to length 103; a scale error of 1.0e-05; a dK gain of 2.0e-02"));
+    assert_non_null(strstr(text, "| kernel | stratum | first-key | scale |"));
+    assert_non_null(strstr(text, "| emu | O response 17-64 | 1 of 2, 40 | **0 of 2, 1** |"));
+    assert_non_null(strstr(text, "| emu | LSE prompt 1-16 | 1 of 1, 7 | |"));
+    assert_non_null(strstr(text, "- O response 17-64 (emu): no case would have seen scale\n"));
+    unlink(path);
+    dkv_freeReport(&r);
+}
+
 static void bad_records_are_refused(void **state) {
     (void)state;
     static const char *const bad[] = {"",
@@ -83,6 +114,7 @@ static void the_page_names_what_did_not_pass(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(rows_hold_the_worst),
+        cmocka_unit_test(power_is_summed_over_cases),
                                        cmocka_unit_test(bad_records_are_refused),
                                        cmocka_unit_test(the_page_names_what_did_not_pass)};
     return cmocka_run_group_tests(tests, NULL, NULL);

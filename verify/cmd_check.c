@@ -19,6 +19,7 @@ typedef struct show {
     dkv_report report;
     FILE *out;               /* words; stderr where records go to stdout */
     bool colour, bar, every; /* every: say passed cases, too */
+    bool suite;              /* lines of suites: judged together for what they had the power to see */
     bool several;            /* kernels: name them */
     dkv_waivers waivers;
     long waived[DKV_ST_N], expired; /* defects that are excused; waivers that are over */
@@ -77,7 +78,7 @@ static void clearBar(const show *s) {
 }
 
 static void sayCase(const show *s, const dkv_result *r) {
-    char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX), margin[120];
+    char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX), margin[120], sees[200];
     const dkv_status_row *row = dkv_statusRow(r->status);
     bool told = s->every || r->status != DKV_ST_PASSED;
     if (s->cli->quiet) told = row->defect || r->status == DKV_ST_HARNESS_ERROR;
@@ -91,6 +92,8 @@ static void sayCase(const show *s, const dkv_result *r) {
     if (s->several) fprintf(s->out, "  [%s]", r->kernel);
     const char *why = r->status == DKV_ST_PASSED ? margin : r->why;
     fprintf(s->out, why[0] ? "\n  %s\n" : "\n", why);
+    dkv_sayStrength(&r->strength, sees, sizeof sees);
+    if (sees[0]) fprintf(s->out, "  it would have seen %s\n", sees);
     if (r->status != DKV_ST_PASSED) {
         dkv_replayCommand(r->line, r->kernel, replay, DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
         fprintf(s->out, "  replay: %s\n", replay);
@@ -138,6 +141,7 @@ static int exitOf(const show *s, const dkv_session *session) {
         counts[DKV_ST_PASSED] += i == DKV_ST_PASSED ? 0 : s->waived[i];
     }
     counts[DKV_ST_FAILED] += s->expired;
+    counts[DKV_ST_INCONCLUSIVE] += s->suite && !session->stopped && dkv_countBlind(&s->report.power) > 0;
     return dkv_runExit(counts);
 }
 
@@ -154,6 +158,21 @@ static void takeResult(const dkv_result *r, long index, long total, void *arg) {
     }
     free(json);
     sayProgress(s, index + 1, total);
+}
+
+/* What the cases together had the power to see, and the strata in which they had not. */
+static void sayPower(const show *s) {
+    const dkv_power_table *t = &s->report.power;
+    int blind = dkv_countBlind(t);
+    if (t->cases == 0) return;
+    if (!s->cli->quiet) {
+        fprintf(s->out, "together they would have seen ");
+        dkv_writePowerWords(t, s->out);
+        fprintf(s->out, "\n");
+    }
+    if (!blind) return;
+    fprintf(s->out, "INCONCLUSIVE in %d %s:\n", blind, blind == 1 ? "stratum" : "strata");
+    dkv_writeBlind(t, s->out, "  ");
 }
 
 static void saySummary(const show *s, const dkv_session *session) {
@@ -174,6 +193,7 @@ static void saySummary(const show *s, const dkv_session *session) {
     if (waived) fprintf(f, "; %ld waived", waived);
     if (s->expired) fprintf(f, "; %ld waivers are over", s->expired);
     fprintf(f, first ? "none ran\n" : "\n");
+    if (s->suite && !session->stopped) sayPower(s);
     fflush(f);
 }
 
@@ -231,6 +251,7 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
         return dkv_complain(&err);
     }
     s.several = with.n_kernels > 1;
+    s.suite = !replay && sel->from_suites > 1; /* lines given by hand promise nothing: annotated one by one */
     s.every = cli->verbose || replay || n < 20;
     static dkv_session session;
     session = (dkv_session){.kernels = with.kernels,

@@ -114,6 +114,35 @@ static void addChecks(cJSON *o, const dkv_result *r) {
         if (words[r->finding[i].state]) cJSON_AddStringToObject(checks, c->name, words[r->finding[i].state]);
 }
 
+/* To three figures. */
+static void addShort(cJSON *o, const char *key, double x) {
+    char text[32];
+    snprintf(text, sizeof text, "%.3g", x);
+    addNumber(o, key, strtod(text, NULL));
+}
+
+static void addPower(cJSON *o, const dkv_strength *s) {
+    char name[64];
+    if (!s->measured) return;
+    cJSON *power = cJSON_AddObjectToObject(o, "power"), *strata;
+    if (s->sampled) cJSON_AddTrueToObject(power, "sampled");
+    addNumber(power, "longest", s->longest);
+    addShort(power, "scale_error", dkv_leastScale(s));
+    addShort(power, "dK_gain", dkv_leastGain(s, DKV_DK));
+    strata = cJSON_AddObjectToObject(power, "strata");
+    for (int id = 0; id < DKV_N_OUTPUTS; id++)
+        for (int region = 0; region < 2; region++)
+            for (int k = 0; k < DKV_LENGTH_CLASSES; k++) {
+                cJSON *stratum = NULL;
+                for (int slip = 0; slip < DKV_N_SLIPS; slip++) {
+                    if (s->ratio[slip][id][region][k] < 0) continue;
+                    dkv_stratumName(id, region, k, name, sizeof name);
+                    if (!stratum) stratum = cJSON_AddObjectToObject(strata, name);
+                    addShort(stratum, dkv_slipName(slip), s->ratio[slip][id][region][k]);
+                }
+            }
+}
+
 char *dkv_printRecord(const dkv_result *r) {
     char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
     cJSON *o = cJSON_CreateObject();
@@ -136,6 +165,7 @@ char *dkv_printRecord(const dkv_result *r) {
     if (r->judged) {
         addTensors(o, r);
         addChecks(o, r);
+        addPower(o, &r->strength);
     }
     cJSON_AddStringToObject(o, "replay", replay);
     text = cJSON_PrintUnformatted(o);

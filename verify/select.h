@@ -6,7 +6,7 @@
 
 typedef struct dkv_selection {
     char **lines; /* canonical, owned */
-    long n;
+    long n, from_suites; /* from_suites: lines that came with a suite or a file of lines */
     char **kernels; /* of each line where a record named one, else NULL */
 } dkv_selection;
 
