@@ -105,7 +105,7 @@ test: ## everything CI runs: unit tests, the same under sanitizers, self-test, C
 # Where there is a GPU, its kernel beside the emulated one.
 verify: all $(if $(wildcard /dev/nvidia0),cuda) ## judge the kernels on suite ci and on recorded activations: records and report.md
 	@mkdir -p $(B)/verify
-	gpu=; if $(B)/dualkv list device >$(B)/verify/device.txt 2>/dev/null; then gpu='--kernel cuda'; fi; \
+	gpu=; if $(B)/dualkv list device >$(B)/verify/device.txt 2>/dev/null; then gpu='device --kernel cuda'; fi; \
 	DUALKV_DATA=data $(B)/dualkv check ci recorded --kernel emu $$gpu --json $(B)/verify/records.jsonl; s=$$?; \
 	$(B)/dualkv report --markdown $(B)/verify/report.md $(B)/verify/records.jsonl && exit $$s
 
@@ -150,7 +150,7 @@ $(B)/test_device $(B)/test_oracle: $(B)/%: $(B)/obj/cuda/%.o $(B)/libdualkv.a
 
 # A folder that runs on a bare machine: program, plugin, data, and the libraries they need beside them.
 BUNDLE_RPATH := -Wl,-rpath,'$$ORIGIN/lib' -Wl,--disable-new-dtags
-bundle: all cuda ## build/bundle: runs on a machine without the packages
+bundle: all cuda ## build/bundle and bundle.tar.gz: run on a machine without the packages
 	rm -rf $(B)/bundle && mkdir -p $(B)/bundle/lib
 	cp $(B)/dualkv $(wildcard $(B)/libdualkv_cuda.so) $(B)/bundle/
 	mkdir $(B)/bundle/data && cp -r data/suites data/corpus data/recorded data/waivers.txt $(B)/bundle/data/
@@ -158,7 +158,8 @@ bundle: all cuda ## build/bundle: runs on a machine without the packages
 	$(CC) $(LDFLAGS) -rdynamic $(B)/obj/verify/main.o $(B)/libdualkv.a $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/dualkv
 	for t in test_device test_oracle; do [ ! -f $(B)/$$t ] || $(CC) $(LDFLAGS) $(B)/obj/cuda/$$t.o $(B)/libdualkv.a \
 	  $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/$$t || exit 1; done
-	du -sh $(B)/bundle
+	tar -C $(B) -czf $(B)/bundle.tar.gz bundle
+	du -sh $(B)/bundle $(B)/bundle.tar.gz
 
 clean: ## remove what was built
 	rm -rf $(B)

@@ -354,13 +354,15 @@ static void *fill_rows(void *arg) {
     for (int32_t i = 0; i < p->n_nodes; i++) {
         const dualkv_segment *s = &c->l->segments[i];
         int64_t start = query ? s->q_start : s->k_start, len = query ? s->q_len : s->k_len;
-        int64_t from = w->first > start ? w->first - start : 0, to = w->end < start + len ? w->end - start : len;
+        int64_t from = w->first > start ? w->first - start : 0;
+        int64_t to = w->end < start + len ? w->end - start : len;
         for (int64_t t = from; t < to; t++)
             for (int32_t h = 0; h < heads; h++) {
                 vec v = {w->id, i, h, h / ratio, n, t, start + t, x};
                 redraw(c, &v, 0, v.row);
                 if (w->shape) w->shape(c, &v);
-                dkv_encodeArray(x, p->dtype, (size_t)n, w->out + ((size_t)v.row * (size_t)heads + (size_t)h) * bytes);
+                size_t vector = (size_t)v.row * (size_t)heads + (size_t)h;
+                dkv_encodeArray(x, p->dtype, (size_t)n, w->out + vector * bytes);
             }
     }
     return NULL;
@@ -380,7 +382,8 @@ static void fill_tensor(const context *c, shape_fn shape, tensor id, void *out) 
     n = n < 1 ? 1 : n > THREADS_MOST ? THREADS_MOST : n;
     for (int i = 0; i < n; i++)
         shares[i] = (share){c, shape, id, rows / n * i, i + 1 < n ? rows / n * (i + 1) : rows, out};
-    while (started < n - 1 && pthread_create(&threads[started], NULL, fill_rows, &shares[started]) == 0) started++;
+    while (started < n - 1 && pthread_create(&threads[started], NULL, fill_rows, &shares[started]) == 0)
+        started++;
     for (int i = started; i < n; i++) fill_rows(&shares[i]);
     for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
 }

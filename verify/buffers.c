@@ -96,7 +96,8 @@ static int64_t setStrides(dkv_view *w, int s, dkv_layout_kind layout, int32_t al
     return w->rows * w->row;
 }
 
-/* A block at an odd multiple of `align` (natural: a multiple of 256 and of it), a guard or more behind the last. */
+/* A block at an odd multiple of `align` (natural: a multiple of 256 and of it), a guard or more behind the
+ * last. */
 static dkv_block_place *addBlock(dkv_plan *p, int slot, int64_t bytes, int32_t align) {
     dkv_block_place *b = &p->block[p->n_blocks++];
     b->offset = p->natural ? roundUp(p->size + DKV_GUARD, align > 256 ? align : 256)

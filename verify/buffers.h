@@ -74,9 +74,9 @@ typedef struct dkv_arena {
 } dkv_arena;
 
 /* Places everything. `v`: the problem as the kernel sees it (packed or replicated). `align`: bytes, what the
- * kernel needs and no more: addresses are odd multiples of it; `natural`: multiples of 256, as allocators give
- * them (a kernel may have another path for those). DKV_EREFUSED where the layout cannot give it, DKV_EUSER past
- * 2^62. */
+ * kernel needs and no more: addresses are odd multiples of it; `natural`: multiples of 256, as allocators
+ * give them (a kernel may have another path for those). DKV_EREFUSED where the layout cannot give it,
+ * DKV_EUSER past 2^62. */
 int dkv_planBuffers(const dualkv_problem *v, dkv_layout_kind layout, int32_t align, bool natural,
                     size_t work_forward, size_t work_backward, dkv_plan *out, dkv_err *err);
 

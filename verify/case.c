@@ -350,7 +350,8 @@ double dkv_estimateCase(const dkv_problem *p, bool replicated) {
 }
 
 double dkv_estimateTiming(const dkv_problem *p, bool replicated) {
-    double q = (double)dkv_countQueries(p), k = (double)dkv_countKeys(p), elt = p->dtype == DUALKV_FP32 ? 4 : 2;
+    double q = (double)dkv_countQueries(p), k = (double)dkv_countKeys(p);
+    double elt = p->dtype == DUALKV_FP32 ? 4 : 2;
     for (int32_t i = 0; i < p->n_nodes && replicated; i++)
         if (!p->nodes[i].key_only && p->nodes[i].len) {
             q += (double)(p->nodes[i].context + p->nodes[i].len);

@@ -145,8 +145,7 @@ static int timeDevice(const bench *b, dkv_worker *w, timing *t, dkv_err *err) {
     double seconds[2] = {0};
     int64_t bytes = 0;
     dkv_outcome o = dkv_describeCase(w, b->line, &d);
-    if (o == DKV_W_OK && d.refused)
-        return dkv_fail(err, DKV_EREFUSED, "UNSUPPORTED: %.400s", d.reason);
+    if (o == DKV_W_OK && d.refused) return dkv_fail(err, DKV_EREFUSED, "UNSUPPORTED: %.400s", d.reason);
     if (o == DKV_W_OK && b->p->grad && !d.has_backward)
         return dkv_fail(err, DKV_EREFUSED, "UNSUPPORTED: it has no backward (grad=off times its forward)");
     if (o == DKV_W_OK) o = dkv_timeCase(w, seconds, &bytes);
@@ -160,7 +159,8 @@ static int timeDevice(const bench *b, dkv_worker *w, timing *t, dkv_err *err) {
 
 static void sayDeviceTiming(const bench *b, const char *kernel, const timing *t, bool quiet) {
     if (!quiet) printf("%s  [%s]\n", b->line, kernel);
-    printf("  forward  %10.3f ms  %8.1f TFLOP/s\n", 1e3 * t->forward, dkv_forwardFlops(b->p) / t->forward / 1e12);
+    printf("  forward  %10.3f ms  %8.1f TFLOP/s\n", 1e3 * t->forward,
+           dkv_forwardFlops(b->p) / t->forward / 1e12);
     if (t->backward > 0)
         printf("  backward %10.3f ms  %8.1f TFLOP/s\n", 1e3 * t->backward,
                dkv_backwardFlops(b->p) / t->backward / 1e12);
@@ -265,7 +265,8 @@ int dkv_cmdBench(const dkv_cli *cli) {
     if (!rc && sel.n == 0) rc = dkv_fail(&err, DKV_EUSER, "bench: which lines? (a problem line or a suite)");
     dkv_item *items = rc ? NULL : calloc((size_t)sel.n, sizeof *items);
     for (long i = 0; items && i < sel.n; i++) items[i].line = sel.lines[i];
-    dkv_session session = {.items = items, .n_items = items ? sel.n : 0, .data_dir = dkv_dataDir(), .timing = true};
+    dkv_session session = {
+        .items = items, .n_items = items ? sel.n : 0, .data_dir = dkv_dataDir(), .timing = true};
     bool replicated[DKV_KERNELS_MAX], any = false;
     if (!rc) rc = dkv_checkRecordPath(cli->json, &err);
     if (!rc) rc = dkv_probeKernels(cli->kernels, cli->n_kernels, cli->timeout, replicated, &err);

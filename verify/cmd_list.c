@@ -62,9 +62,10 @@ static void sayUnit(const char *unit, const cJSON *type) {
     const cJSON *last = cJSON_GetArrayItem(chain, cJSON_GetArraySize(chain) - 1);
     const cJSON *gain = cJSON_GetObjectItem(last, "gain_u"), *steps = cJSON_GetObjectItem(last, "n");
     if (!cJSON_IsNumber(bits) || !cJSON_IsNumber(gain) || !cJSON_IsNumber(steps)) return;
-    printf("%-18s %s: products below 2^-%d of the largest are cut, sums %s, gain %.3g 2^-24 a step over %d steps\n",
-           unit, type->string, bits->valueint, cJSON_IsTrue(cut) ? "toward zero" : "to nearest", gain->valuedouble,
-           steps->valueint);
+    printf("%-18s %s: products below 2^-%d of the largest are cut, sums %s, gain %.3g 2^-24 a step over %d "
+           "steps\n",
+           unit, type->string, bits->valueint, cJSON_IsTrue(cut) ? "toward zero" : "to nearest",
+           gain->valuedouble, steps->valueint);
 }
 
 /* The device and what its matrix unit keeps, asked of a worker. */

@@ -8,7 +8,8 @@
 
 #include "../cuda/device.h"
 
-#define PHASE 8192 /* addresses on the device equal the arena's offsets modulo this: twice the largest alignment */
+/* Addresses on the device equal the offsets in the arena modulo this: twice the largest alignment. */
+#define PHASE 8192
 #define DELAY_BYTES ((size_t)64 << 20)
 #define DELAY_FILLS 256 /* of DELAY_BYTES each: 5 ms at 3 TB/s */
 #define BUSY_SECONDS 20.0
@@ -40,7 +41,8 @@ static int findOps(void *so, dkv_gpu *g, dkv_err *err) {
     *(void **)&entry = so ? dlsym(so, DKV_DEVICE_SYMBOL) : NULL;
     if (!entry) {
         if (!dkv_findBeside(DKV_CUDA_PLUGIN, path, sizeof path))
-            return dkv_fail(err, DKV_EHARNESS, "a kernel in CUDA memory needs %s beside the program", DKV_CUDA_PLUGIN);
+            return dkv_fail(err, DKV_EHARNESS, "a kernel in CUDA memory needs %s beside the program",
+                            DKV_CUDA_PLUGIN);
         g->so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
         if (!g->so) return dkv_fail(err, DKV_EHARNESS, "cannot load: %.300s", dlerror());
         *(void **)&entry = dlsym(g->so, DKV_DEVICE_SYMBOL);
@@ -87,7 +89,8 @@ int dkv_openGpu(void *so, dkv_gpu **out, dkv_gpu_info *info, dkv_err *err) {
     readDriver(driver, sizeof driver);
     snprintf(info->name, sizeof info->name, "%.127s", d.name);
     snprintf(info->capability, sizeof info->capability, "%.15s", d.capability);
-    snprintf(info->driver, sizeof info->driver, "%sCUDA %d.%d", driver, d.driver / 1000, d.driver % 1000 / 10);
+    snprintf(info->driver, sizeof info->driver, "%sCUDA %d.%d", driver, d.driver / 1000,
+             d.driver % 1000 / 10);
     info->sms = d.sms;
     info->memory = d.memory;
     *out = g;
@@ -200,9 +203,9 @@ static void *onDevice(const dkv_gpu *g, int64_t offset) {
 static void makeDeviceLaunch(const dkv_gpu *g, const dualkv_problem *v, uint8_t *base, int backward,
                              dualkv_launch *l) {
     dkv_makeLaunch(&g->plan, base, v, backward, l);
-    void **const pointers[] = {&l->q.data,  &l->k.data,  &l->v.data,     &l->o.data,    &l->lse.data,
-                               &l->d_o.data, &l->d_lse.data, &l->dq.data, &l->dk.data, &l->dv.data,
-                               &l->workspace};
+    void **const pointers[] = {&l->q.data,   &l->k.data,   &l->v.data,     &l->o.data,
+                               &l->lse.data, &l->d_o.data, &l->d_lse.data, &l->dq.data,
+                               &l->dk.data,  &l->dv.data,  &l->workspace};
     for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++)
         if (*pointers[i]) *pointers[i] = onDevice(g, (uint8_t *)*pointers[i] - base);
     if (l->sink) l->sink = onDevice(g, (const uint8_t *)l->sink - base);
@@ -223,7 +226,8 @@ static int sendArena(const dkv_gpu *g, const uint8_t *base, bool staged) {
     return 0;
 }
 
-/* A gap lies on the device twice, behind one block and before the next; a byte that changed in either counts. */
+/* A gap lies on the device twice, behind one block and before the next; a byte that changed in either counts.
+ */
 static int fetchGap(const dkv_gpu *g, int i, uint8_t *base, bool staged) {
     int64_t from = gapBegin(&g->plan, i), bytes = gapEnd(&g->plan, i) - from;
     const uint8_t *copy[2] = {base + from, base + from};
@@ -249,7 +253,8 @@ static int fetchArena(const dkv_gpu *g, uint8_t *base, bool staged) {
         const dkv_block_place *b = &g->plan.block[i];
         const uint8_t *from = staged ? g->region[i].stage : g->region[i].at;
         if (b->role == DKV_ROLE_WORK || b->bytes == 0) continue;
-        if (g->ops->copyOut(base + b->offset, from + (b->offset - g->region[i].from), (size_t)b->bytes, g->stream))
+        if (g->ops->copyOut(base + b->offset, from + (b->offset - g->region[i].from), (size_t)b->bytes,
+                            g->stream))
             return 1;
     }
     return 0;
@@ -272,19 +277,21 @@ static dkv_outcome callTimed(const dkv_gpu *g, const dkv_gpu_launch *c, const du
     if (g->ops->recordEvent(g->first, g->stream)) return deviceFailed(g, DKV_W_HARNESS, why, n);
     dkv_outcome o = callKernel(c, l, why, n);
     if (o != DKV_W_OK) return g->ops->sync() ? DKV_W_CRASHED : o;
-    if (g->ops->check() || g->ops->recordEvent(g->last, g->stream)) return deviceFailed(g, DKV_W_ERROR, why, n);
+    if (g->ops->check() || g->ops->recordEvent(g->last, g->stream))
+        return deviceFailed(g, DKV_W_ERROR, why, n);
     return DKV_W_OK;
 }
 
 static dkv_outcome await(const dkv_gpu *g, double *seconds, char *why, size_t n) {
     float ms = 0;
-    if (g->ops->sync() || g->ops->elapsed(g->first, g->last, &ms)) return deviceFailed(g, DKV_W_ERROR, why, n);
+    if (g->ops->sync() || g->ops->elapsed(g->first, g->last, &ms))
+        return deviceFailed(g, DKV_W_ERROR, why, n);
     *seconds = 1e-3 * (double)ms;
     return DKV_W_OK;
 }
 
-static dkv_outcome runPlain(const dkv_gpu *g, const dkv_gpu_launch *c, const dualkv_launch *l, double *seconds,
-                            char *why, size_t n) {
+static dkv_outcome runPlain(const dkv_gpu *g, const dkv_gpu_launch *c, const dualkv_launch *l,
+                            double *seconds, char *why, size_t n) {
     dkv_outcome o = callTimed(g, c, l, why, n);
     return o == DKV_W_OK ? await(g, seconds, why, n) : o;
 }
@@ -338,7 +345,8 @@ static int stageArena(dkv_gpu *g, const uint8_t *base) {
 static int queueStage(const dkv_gpu *g, bool back) {
     for (int i = 0; i < g->n_regions; i++) {
         const region *r = &g->region[i];
-        if (g->ops->copy(back ? r->stage : r->at, back ? r->at : r->stage, (size_t)r->bytes, g->stream)) return 1;
+        if (g->ops->copy(back ? r->stage : r->at, back ? r->at : r->stage, (size_t)r->bytes, g->stream))
+            return 1;
     }
     return 0;
 }
@@ -366,7 +374,8 @@ dkv_outcome dkv_launchOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, uint8_t *base, 
     makeDeviceLaunch(g, c->view, base, c->backward, &l);
     if (c->run == DKV_SIDE || c->run == DKV_GRAPH || c->run == DKV_BUSY) {
         o = runPlain(g, c, &l, seconds, why, n);
-        if (o == DKV_W_OK && (sendArena(g, base, false) || g->ops->sync())) o = deviceFailed(g, DKV_W_HARNESS, why, n);
+        if (o == DKV_W_OK && (sendArena(g, base, false) || g->ops->sync()))
+            o = deviceFailed(g, DKV_W_HARNESS, why, n);
         if (o != DKV_W_OK) return o;
     }
     o = c->run == DKV_SIDE    ? runSide(g, c, &l, base, seconds, why, n)
@@ -400,7 +409,8 @@ static int sendInputs(const dkv_gpu *g, const dkv_inputs *in) {
     for (int s = 0; s < DKV_SLOT_O; s++) {
         const dkv_view *w = &g->plan.view[s];
         size_t bytes = (size_t)g->plan.block[w->block].bytes;
-        if (w->present && bytes && g->ops->copyIn(onDevice(g, w->offset), from[s], bytes, g->stream)) return 1;
+        if (w->present && bytes && g->ops->copyIn(onDevice(g, w->offset), from[s], bytes, g->stream))
+            return 1;
     }
     return g->ops->sync();
 }

@@ -1,13 +1,14 @@
 /* gpu.h: the worker's side of kernels whose memory is DUALKV_CUDA.
  *
- * The arena stays the truth: it lies in host memory and belongs to the coordinator. Before a launch each of its
- * blocks is copied to the device byte for byte with the whole guards on both sides of it, into an allocation of
- * its own, at an address that equals the arena's offset modulo 8192 (so it is aligned, or not, as the plan says);
- * afterwards everything comes back, so that the coordinator's checks of guards, poison and inputs hold as they
- * are. The kernel runs on a stream that does not wait for the default stream; then the whole device is waited for.
+ * The arena stays the truth: it lies in host memory and belongs to the coordinator. Before a launch each of
+ * its blocks is copied to the device byte for byte with the whole guards on both sides of it, into an
+ * allocation of its own, at an address that equals the arena's offset modulo 8192 (so it is aligned, or not,
+ * as the plan says); afterwards everything comes back, so that the coordinator's checks of guards, poison and
+ * inputs hold as they are. The kernel runs on a stream that does not wait for the default stream; then the
+ * whole device is waited for.
  *
- *   run=side   the inputs arrive by copies queued on the kernel's own stream behind milliseconds of other work,
- *              and the outputs leave by copies queued behind it: work on any other stream sees poison or is lost
+ *   run=side   the inputs arrive by copies queued on the kernel's own stream behind milliseconds of other
+ * work, and the outputs leave by copies queued behind it: work on any other stream sees poison or is lost
  *   run=graph  the launch is captured and replayed twice, everything poisoned again between
  *   run=busy   beside a kernel that keeps half of the multiprocessors busy
  *
@@ -46,7 +47,8 @@ typedef struct dkv_gpu_times {
     int32_t runs;
 } dkv_gpu_times;
 
-/* Times a kernel on inputs (canonical, host) in a plan of layout=contiguous; run and backward are not looked at. */
+/* Times a kernel on inputs (canonical, host) in a plan of layout=contiguous; run and backward are not looked
+ * at. */
 dkv_outcome dkv_timeOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, const dkv_inputs *in, dkv_gpu_times *out,
                           char *why, size_t n);
 

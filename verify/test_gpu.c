@@ -1,5 +1,5 @@
-/* Kernels in device memory, on a device that is host memory (testkernels/fake_cuda.c): there and back, every layout
- * and way to run, errors that pass and errors that stay, timing, and machines without a device. */
+/* Kernels in device memory, on a device that is host memory (testkernels/fake_cuda.c): there and back, every
+ * layout and way to run, errors that pass and errors that stay, timing, and machines without a device. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -94,7 +94,8 @@ static void wrong_kernels_are_caught(void **state) {
     mustBe(DKV_ST_PASSED, "fake+how=once", SMALL " run=busy", "");
 }
 
-/* An error that passes is the case's alone; one that stays ends the worker, and the next case has a fresh one. */
+/* An error that passes is the case's alone; one that stays ends the worker, and the next case has a fresh
+ * one. */
 static void device_errors_are_words(void **state) {
     (void)state;
     dkv_worker w;
@@ -152,7 +153,8 @@ static void timing_is_the_devices(void **state) {
         int64_t bytes = 0;
         char json[200] = "";
         dkv_initWorker(&w, &s, 60);
-        assert_int_equal(dkv_describeCase(&w, "shape=9+2x3 dim=8 fill=hot sinklogit=1 dlse=on", &d), DKV_W_OK);
+        assert_int_equal(dkv_describeCase(&w, "shape=9+2x3 dim=8 fill=hot sinklogit=1 dlse=on", &d),
+                         DKV_W_OK);
         if (dkv_timeCase(&w, seconds, &bytes) != DKV_W_OK) fail_msg("%s", w.why);
         assert_true(seconds[0] > 0 && seconds[1] > 0 && bytes >= 15 * 8 * 2 * 8);
         assert_int_equal(dkv_describeCase(&w, "shape=9+2x3 dim=8 grad=off", &d), DKV_W_OK);

@@ -49,7 +49,7 @@ typedef struct dkv_worker {
     pid_t pid; /* 0: none */
     int socket, output;
     uint32_t sequence;
-    double timeout; /* seconds for one answer */
+    double timeout;    /* seconds for one answer */
     int64_t overstate; /* tokens added to the longest lengths of the problems that it is told of */
     dkv_kernel_spec spec;
     int64_t starts;                 /* processes started so far */
@@ -75,8 +75,8 @@ dkv_outcome dkv_describeCase(dkv_worker *w, const char *line, dkv_description *o
  * may be NULL. */
 dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, double *seconds,
                            int64_t *launches, int64_t *peak);
-/* Times the described problem on the device with inputs of its line: *seconds: medians of forward and backward;
- * *bytes: of tensors and workspace there. */
+/* Times the described problem on the device with inputs of its line: *seconds: medians of forward and
+ * backward; *bytes: of tensors and workspace there. */
 dkv_outcome dkv_timeCase(dkv_worker *w, double seconds[2], int64_t *bytes);
 /* What the device's matrix unit keeps, as JSON (cuda/probe.cu). */
 dkv_outcome dkv_probeDevice(dkv_worker *w, char *json, size_t n);

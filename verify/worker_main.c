@@ -74,7 +74,8 @@ static dkv_outcome describe(state *s, const dkv_request *q, dkv_reply *r) {
         snprintf(r->text, sizeof r->text, "%s", err.text);
         return DKV_W_HARNESS;
     }
-    for (dkv_layout *l = &s->packed; l; l = s->kernel.table.replicated && l == &s->packed ? &s->replicated : NULL) {
+    for (dkv_layout *l = &s->packed; l;
+         l = s->kernel.table.replicated && l == &s->packed ? &s->replicated : NULL) {
         l->view.max_q_len += q->overstate;
         l->view.max_k_len += q->overstate;
     }

@@ -1,9 +1,9 @@
-/* fake_cuda.c: a device in host memory, with the table of cuda/device.h, and the emulated kernel as a kernel on it
- * (memory DUALKV_CUDA), so that the way to a device and back can be tested without one.
+/* fake_cuda.c: a device in host memory, with the table of cuda/device.h, and the emulated kernel as a kernel
+ * on it (memory DUALKV_CUDA), so that the way to a device and back can be tested without one.
  *
- * It is as unkind as a device may be: what is queued on a stream runs when somebody waits for the stream or the
- * device, not before; work on the default stream (NULL) runs at once. Memory comes filled with 0xA5. Every pointer
- * of a launch must lie in memory of alloc(), and have room for its tensor.
+ * It is as unkind as a device may be: what is queued on a stream runs when somebody waits for the stream or
+ * the device, not before; work on the default stream (NULL) runs at once. Memory comes filled with 0xA5.
+ * Every pointer of a launch must lie in memory of alloc(), and have room for its tensor.
  *
  *     fake+how=WORD   rows of `ways` below say what goes wrong; further options are the emulated kernel's
  *
@@ -31,8 +31,9 @@ typedef enum way {
     HOST_POINTER, /* reads the problem's arrays where they are in host memory: right */
     N_WAYS
 } way;
-static const char *const ways[N_WAYS] = {"right",      "null-stream", "launch-error", "sticky", "after",
-                                         "far-before", "mutates",     "waits",        "once",   "host-pointer"};
+static const char *const ways[N_WAYS] = {"right", "null-stream", "launch-error", "sticky",
+                                         "after", "far-before",  "mutates",      "waits",
+                                         "once",  "host-pointer"};
 
 typedef struct kernel_self {
     void *emu;
@@ -133,7 +134,8 @@ static int misplaced(const dualkv_launch *l, int backward) {
     const dualkv_tensor *t[] = {&l->q, &l->o, &l->d_o, &l->dq}, *u[] = {&l->k, &l->v, &l->dk, &l->dv};
     const int32_t td[] = {p->dqk, p->dv, p->dv, p->dqk}, ud[] = {p->dqk, p->dv, p->dqk, p->dv};
     for (int i = 0; i < 4; i++)
-        if (tensorMissing(t[i], p->tq, p->hq, td[i], e) || tensorMissing(u[i], p->tk, p->hkv, ud[i], e)) return 1;
+        if (tensorMissing(t[i], p->tq, p->hq, td[i], e) || tensorMissing(u[i], p->tk, p->hkv, ud[i], e))
+            return 1;
     if (!l->q.data || !l->k.data || !l->v.data || !l->o.data || !l->lse.data) return 1;
     if (backward && (!l->d_o.data || !l->dq.data || !l->dk.data || !l->dv.data)) return 1;
     size_t hq = (size_t)p->hq * sizeof(float);
@@ -155,8 +157,7 @@ static void runKernel(task *t) {
     if (rc) fail(err);
     pending |= rc;
     const dualkv_problem *p = &t->problem;
-    if (k->how == AFTER && !t->backward)
-        memset((uint16_t *)t->launch.o.data + p->tq * t->launch.o.row, 0, 2);
+    if (k->how == AFTER && !t->backward) memset((uint16_t *)t->launch.o.data + p->tq * t->launch.o.row, 0, 2);
     if (k->how == FAR_BEFORE && !t->backward) memset((char *)t->launch.lse.data - 3000, 0, 1);
     if (k->how == MUTATES && !t->backward) *(uint16_t *)t->launch.k.data ^= 1;
 }
@@ -328,7 +329,9 @@ static int stopBusy(void *busy, int *beside) {
     return dead();
 }
 static int noExport(void *p, uint8_t handle[DKV_IPC_BYTES]) { return (void)p, (void)handle, fail("no IPC"); }
-static int noOpen(const uint8_t handle[DKV_IPC_BYTES], void **p) { return (void)p, (void)handle, fail("no IPC"); }
+static int noOpen(const uint8_t handle[DKV_IPC_BYTES], void **p) {
+    return (void)p, (void)handle, fail("no IPC");
+}
 static int noClose(void *p) { return (void)p, fail("no IPC"); }
 static int probe(char *json, size_t n) {
     snprintf(json, n, "{\"mma_sync\": null, \"wgmma\": null}");
@@ -434,8 +437,12 @@ static int launch(void *self, const dualkv_launch *l, int backward, char *err, s
     }
     return 0;
 }
-static int forward(void *self, const dualkv_launch *l, char *err, size_t n) { return launch(self, l, 0, err, n); }
-static int backward_(void *self, const dualkv_launch *l, char *err, size_t n) { return launch(self, l, 1, err, n); }
+static int forward(void *self, const dualkv_launch *l, char *err, size_t n) {
+    return launch(self, l, 0, err, n);
+}
+static int backward_(void *self, const dualkv_launch *l, char *err, size_t n) {
+    return launch(self, l, 1, err, n);
+}
 
 #define FAKE(word, rep)                                                                                      \
     {                                                                                                        \
