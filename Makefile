@@ -24,7 +24,7 @@ HDRS  := $(wildcard $(addsuffix /*.h,$(ROOMS) cuda))
 
 .DEFAULT_GOAL := help
 .SECONDARY:
-.PHONY: help all test test-unit test-one verify bench deps install bundle cuda clean FORCE
+.PHONY: help all test test-unit test-one test-fuzz test-long verify bench deps install bundle cuda clean FORCE
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -96,11 +96,23 @@ RUN_TESTS = pass=0; fail=0; for t in $(TESTS); do \
 test-unit: $(TESTS:%=$(B)/test/%) $(B)/dualkv $(TESTKERNELS) ## unit tests of one build (SAN=1: under ASan and UBSan)
 	@$(RUN_TESTS)
 
-test: ## everything CI runs: unit tests, the same under sanitizers, self-test, CUDA build
+test: ## everything CI runs: unit tests, the same under sanitizers, self-test, a minute of fuzzing, CUDA build
 	$(MAKE) all test-unit
 	$(MAKE) B=$(B)/san SAN=1 test-unit
 	$(B)/dualkv selftest
+	$(MAKE) test-fuzz
 	$(MAKE) cuda
+
+# Planted faults of every kind: masks, tails, maxima, merges, sums, heads, modifiers, precision, order, memory.
+SMOKE_FAULTS := A1,A3,B3,B6,C2,D1,D3,E2,F1,G1,G3,H4,H5,I1,J1,L1,X1,X6,X9,X13,X16,X17,Y5,Y12
+test-fuzz: all ## the corpus, a minute of fuzzing, some of the planted faults
+	DUALKV_DATA=data $(B)/dualkv check corpus --kernel emu --quiet
+	DUALKV_DATA=data $(B)/dualkv fuzz --kernel emu --time 60s --json $(B)/fuzz.jsonl
+	DUALKV_DATA=data $(B)/dualkv power --kernel emu --faults E5,$(SMOKE_FAULTS) --seeds 1 --no-shrink --no-matrix
+
+test-long: all ## an hour: 20000 clean cases, every planted fault for three seeds and by suite ci alone
+	DUALKV_DATA=data $(B)/dualkv fuzz --kernel emu --cases 20000 --seed 2 --json $(B)/fuzz-long.jsonl
+	DUALKV_DATA=data $(B)/dualkv power --kernel emu ci --json $(B)/power.jsonl --markdown $(B)/power.md
 
 # Where there is a GPU, its kernel beside the emulated one.
 verify: all $(if $(wildcard /dev/nvidia0),cuda) ## judge the kernels on suite ci and on recorded activations: records and report.md
