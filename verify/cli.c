@@ -46,6 +46,8 @@ static const option options[] = {
      0, DKV_CMD_BENCH},
     {"--markdown", NULL, "FILE", "where the report goes (default: a table on stdout)", WORD, FIELD(markdown),
      0, 0, DKV_CMD_REPORT | DKV_CMD_POWER},
+    {"--reseed", NULL, "N", "the same lines, each with another seed: its own plus N", COUNT, FIELD(reseed), 0,
+     1e9, DKV_CMD_CHECK},
     {"--waivers", NULL, "FILE", "known failures that are excused (default: waivers.txt of the data)", WORD,
      FIELD(waivers), 0, 0, DKV_CMD_CHECK},
     {"--seed", NULL, "N", "which sequence of cases (default 1)", WORD, FIELD(seed), 0, 0,

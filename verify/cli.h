@@ -30,7 +30,7 @@ typedef struct dkv_cli {
     dkv_kernel_spec peer;
     bool has_peer, quiet, verbose, bisect, all, oracle;
     double timeout, budget, level;
-    int jobs, repeats, cases, seeds;
+    int jobs, repeats, cases, seeds, reseed;
     const char *seed, *time, *shard, *profile, *faults; /* words of fuzz/options.h */
     bool resume, no_shrink, no_matrix;
     const char **words; /* the rest, owned array of borrowed strings */

@@ -307,6 +307,7 @@ int dkv_cmdCheck(const dkv_cli *cli) {
     dkv_err err = {0};
     const char *smoke = "smoke";
     int rc = dkv_selectWords(cli->n_words ? cli->words : &smoke, cli->n_words ? cli->n_words : 1, &sel, &err);
+    if (!rc && cli->reseed) rc = dkv_reseedSelection(&sel, (uint64_t)cli->reseed, &err);
     int code = rc ? dkv_complain(&err) : runSelection(cli, &sel, false);
     dkv_freeSelection(&sel);
     return code;

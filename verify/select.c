@@ -110,6 +110,22 @@ int dkv_selectFile(const char *path, dkv_selection *out, dkv_err *err) {
     return records ? rc : addSuite(out, path, err);
 }
 
+int dkv_reseedSelection(dkv_selection *s, uint64_t add, dkv_err *err) {
+    for (long i = 0; i < s->n; i++) {
+        dkv_problem p = {0};
+        char line[DKV_LINE_MAX + 1];
+        int rc = dkv_parseProblem(s->lines[i], dkv_knownFill, &p, err);
+        p.seed += add;
+        if (!rc) rc = dkv_printProblem(&p, line, sizeof line, err);
+        dkv_freeProblem(&p);
+        if (rc) return rc;
+        free(s->lines[i]);
+        s->lines[i] = strdup(line);
+        if (!s->lines[i]) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+    }
+    return 0;
+}
+
 void dkv_freeSelection(dkv_selection *s) {
     for (long i = 0; i < s->n; i++) {
         free(s->lines[i]);

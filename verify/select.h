@@ -14,6 +14,8 @@ typedef struct dkv_selection {
 int dkv_selectWords(const char *const *words, int n, dkv_selection *out, dkv_err *err);
 /* For replay: also files of records. */
 int dkv_selectFile(const char *path, dkv_selection *out, dkv_err *err);
+/* Adds to the seed of every line. */
+int dkv_reseedSelection(dkv_selection *s, uint64_t add, dkv_err *err);
 void dkv_freeSelection(dkv_selection *s);
 
 #endif
