@@ -240,7 +240,7 @@ static void putHeads(draws *d) {
 /* The modifier of the covering array, and others beside it. */
 static void putModifiers(draws *d, const char *fill) {
     static const char *const scales[] = {"0.01", "0.05", "0.12", "0.3", "0.7"}, *const caps[] = {"0.5", "5",
-                                                                                                  "20", "50"};
+                                                                                                 "20", "50"};
     static const char *const sinks[] = {"-20", "-1", "0", "1.5", "10"};
     const int m = d->level[MODIFIER];
     if (!strcmp(fill, "rawdot"))

@@ -15,10 +15,12 @@ static void deltaRow(dkv_twin *t, int64_t i) {
     int64_t d = t->p->dv, head = t->h.kvh * t->h.g + i % t->h.g;
     const double *o = t->o_kernel + i * d, *d_o = t->b.d_o + i * d;
     double sum = 0, var = 0, prod = t->a->delta_exact ? t->z.unit2 : t->z.prod2;
+    const double tiny = t->a->unit > 0x1p-40 ? 0x1p-298 : 0;
     for (int64_t c = 0; c < d; c++) {
         double x = o[c] * d_o[c], old = sum;
         sum += x;
         var += (old != 0 && x != 0 ? t->z.unit2 * sum * sum : 0) + prod * x * x;
+        var += x != 0 && fabs(x) < 0x1p-126 ? tiny : 0; /* a product rounded to fp32's smallest unit */
     }
     if (t->a->delta_exact)
         for (int64_t c = 0; c < d; c++) var += t->o_var[i * d + c] * d_o[c] * d_o[c];
@@ -52,6 +54,9 @@ static void sinkRow(dkv_twin *t, int64_t i) {
     double rel = p > 0 ? t->z.exp2 + t->z.unit2 * (x * x + 1) : 0, old = t->sink_sum[g];
     t->sink_sum[g] -= y;
     t->sink_var[g] += p * p * t->delta_var[i] + y * y * rel;
+    if (p < 0x1p-126 && t->a->unit > 0x1p-40) /* below fp32's normal numbers p may be anything from 0 on */
+        t->sink_var[g] += (p * p + 0x1p-298) * t->delta[i] * t->delta[i];
+    if (y != 0 && fabs(y) < 0x1p-126 && t->a->unit > 0x1p-40) t->sink_var[g] += 0x1p-298;
     if (old != 0 && y != 0) t->sink_var[g] += t->z.unit2 * t->sink_sum[g] * t->sink_sum[g];
 }
 
