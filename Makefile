@@ -23,6 +23,10 @@ TESTS := $(patsubst %.c,%,$(wildcard $(addsuffix /test_*.c,$(ROOMS))))
 HDRS  := $(wildcard $(addsuffix /*.h,$(ROOMS) cuda))
 
 .DEFAULT_GOAL := help
+# All cores, unless told otherwise.
+ifeq ($(filter -j%,$(MAKEFLAGS)),)
+  MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
+endif
 .SECONDARY:
 .PHONY: help all test test-unit test-one test-fuzz test-long verify bench deps install bundle cuda clean FORCE
 
