@@ -63,9 +63,10 @@ $(B)/test/%: $(B)/obj/%.o $(B)/libdualkv.a
 
 # Shared objects of the public ABI, for the tests: one that works, and those that must be refused.
 HOSTILE     := none abi size forward open list empty null crash name
-TESTKERNELS := $(B)/testkernels/plain.so $(B)/testkernels/moody.so $(HOSTILE:%=$(B)/testkernels/hostile_%.so)
+OWNKERNELS  := $(patsubst %,$(B)/testkernels/%.so,plain moody careless)
+TESTKERNELS := $(OWNKERNELS) $(HOSTILE:%=$(B)/testkernels/hostile_%.so)
 SOFLAGS     := -std=c11 -O2 -fPIC -shared $(WARN) -I ref
-$(B)/testkernels/plain.so $(B)/testkernels/moody.so: $(B)/testkernels/%.so: verify/testkernels/%.c ref/dualkv_kernel.h
+$(OWNKERNELS): $(B)/testkernels/%.so: verify/testkernels/%.c ref/dualkv_kernel.h
 	@mkdir -p $(@D)
 	$(CC) $(SOFLAGS) $< -lm -o $@
 $(B)/testkernels/hostile_%.so: verify/testkernels/hostile.c ref/dualkv_kernel.h

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../ref/row.h"
+
 #define CASES_MAX ((uint64_t)1 << 28) /* of a log: its bits are kept in memory */
 
 static int setDone(dkv_log *log, uint64_t n, dkv_err *err) {
@@ -51,21 +53,25 @@ static int takeRecord(dkv_log *log, const cJSON *o, dkv_err *err) {
 static int readRecords(dkv_log *log, const char *path, dkv_err *err) {
     FILE *f = fopen(path, "r");
     char *row = NULL;
-    size_t room = 0;
+    size_t room = 0, n = 1;
     long number = 0;
     off_t whole = 0;
-    ssize_t n;
     dkv_err why = {0};
     int rc = 0;
     if (!f && errno == ENOENT) return 0;
     if (!f) return dkv_fail(err, DKV_EUSER, "--resume: cannot read '%s': %s", path, strerror(errno));
-    while (!rc && (n = getline(&row, &room, f)) > 0 && row[n - 1] == '\n') {
-        cJSON *o = cJSON_ParseWithLength(row, (size_t)n);
+    while (!rc && n) {
         number++;
+        if ((rc = dkv_readRow(f, &row, &room, &n, &why))) {
+            dkv_fail(err, (dkv_code)rc, "%s:%ld: %s", path, number, why.text);
+            break;
+        }
+        if (n == 0 || row[n - 1] != '\n') break;
+        cJSON *o = cJSON_ParseWithLength(row, n);
         rc = o ? takeRecord(log, o, &why) : dkv_fail(&why, DKV_EUSER, "not JSON");
         cJSON_Delete(o);
         if (rc) dkv_fail(err, (dkv_code)rc, "%s:%ld: %s", path, number, why.text);
-        whole += n;
+        whole += (off_t)n;
     }
     free(row);
     fclose(f);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "../ref/problem.h"
+#include "../ref/row.h"
 
 /* Text of a field, "" where it is missing or something else. */
 static const char *textOf(const cJSON *o, const char *key) {
@@ -48,6 +49,7 @@ static int addTensors(dkv_report *r, const cJSON *o, const dkv_problem *p) {
     const cJSON *t;
     const cJSON *tensors = cJSON_GetObjectItemCaseSensitive(o, "tensors");
     cJSON_ArrayForEach(t, tensors) {
+        if (!t->string || !cJSON_IsObject(t)) continue; /* a list, or a number: not ours */
         double ratio = numberOf(t, "max_bound_ratio", 0), rms = numberOf(t, "twin_rms", NAN);
         dkv_report_row *w =
             findRow(r, textOf(o, "kernel"), dkv_maskName(p->mask), dkv_dtypeName(p->dtype), t->string);
@@ -110,19 +112,18 @@ int dkv_addReport(dkv_report *r, const char *json, dkv_err *err) {
 
 int dkv_readReport(dkv_report *r, const char *path, dkv_err *err) {
     char *row = NULL;
-    size_t room = 0;
+    size_t room = 0, n = 0;
     long number = 0;
     int rc = 0;
     dkv_err why = {0};
     FILE *f = fopen(path, "r");
     if (!f) return dkv_fail(err, DKV_EUSER, "cannot read '%s': %s", path, strerror(errno));
-    while (!rc && getline(&row, &room, f) > 0) {
+    for (n = 1; !rc && n;) {
         number++;
-        if (row[strspn(row, " \t\r\n")] == 0) continue;
-        rc = dkv_addReport(r, row, &why);
+        rc = dkv_readRow(f, &row, &room, &n, &why);
+        if (!rc && n && row[strspn(row, " \t\r\n")]) rc = dkv_addReport(r, row, &why);
         if (rc) dkv_fail(err, (dkv_code)rc, "%s:%ld: %s", path, number, why.text);
     }
-    if (!rc && ferror(f)) rc = dkv_fail(err, DKV_EUSER, "cannot read '%s': %s", path, strerror(errno));
     free(row);
     fclose(f);
     return rc;

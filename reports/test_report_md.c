@@ -68,6 +68,21 @@ static void power_is_summed_over_cases(void **state) {
     dkv_freeReport(&r);
 }
 
+static void tensors_of_another_kind_are_left_out(void **state) {
+    (void)state;
+    static const char *const odd[] = {"[1,{},3]", "7", "{\"O\":5}", "null"};
+    dkv_report r = {0};
+    dkv_err err = {0};
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+        char json[200];
+        snprintf(json, sizeof json, "{\"status\":\"PASSED\",\"line\":\"shape=3\",\"tensors\":%s}", odd[i]);
+        assert_int_equal(dkv_addReport(&r, json, &err), 0);
+        assert_int_equal(dkv_addReport(&r, json, &err), 0);
+    }
+    assert_int_equal(r.n_rows, 0);
+    dkv_freeReport(&r);
+}
+
 static void bad_records_are_refused(void **state) {
     (void)state;
     static const char *const bad[] = {"",
@@ -115,7 +130,8 @@ static void the_page_names_what_did_not_pass(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(rows_hold_the_worst),
         cmocka_unit_test(power_is_summed_over_cases),
-                                       cmocka_unit_test(bad_records_are_refused),
+                                       cmocka_unit_test(tensors_of_another_kind_are_left_out),
+        cmocka_unit_test(bad_records_are_refused),
                                        cmocka_unit_test(the_page_names_what_did_not_pass)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -283,6 +283,14 @@ static int prepare(dkv_case *c, dkv_err *err) {
     return rc;
 }
 
+/* A kernel that declares nothing and fits nothing was held to the loosest bound alone, which a lost response or an
+ * ignored dLSE may pass. */
+static void admitIgnorance(dkv_case *c) {
+    if (c->result->status != DKV_ST_PASSED || c->kernel.d.arithmetic.declared || c->result->profile[0]) return;
+    conclude(c, DKV_ST_INCONCLUSIVE, "the kernel declares no arithmetic, and none that is known explains its "
+                                     "errors: they are only within what the least precise one allows");
+}
+
 static void runStages(dkv_case *c, dkv_worker *w) {
     dkv_err err = {0};
     if (dkv_printProblem(c->p, c->result->line, sizeof c->result->line, &err) || prepare(c, &err)) {
@@ -306,6 +314,7 @@ static void runStages(dkv_case *c, dkv_worker *w) {
         return;
     }
     runChecks(c);
+    admitIgnorance(c);
     if (c->options->strength && dkv_measureStrength(c, &err)) failHarness(c, err.text);
     if (c->options->observe) c->options->observe(c, c->options->observe_arg);
 }

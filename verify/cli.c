@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <math.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +75,7 @@ static const option options[] = {
     {"--all", "-a", NULL, "every command", FLAG, FIELD(all), 0, 0, DKV_CMD_HELP},
 };
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
+_Static_assert(N_OPTIONS <= 64, "a bit an option");
 
 static int parseNumber(const option *o, const char *value, double *x, dkv_err *err) {
     char *end;
@@ -86,7 +88,11 @@ static int parseNumber(const option *o, const char *value, double *x, dkv_err *e
     return 0;
 }
 
-static int take(const option *o, const char *value, dkv_cli *cli, dkv_err *err) {
+static int take(const option *o, const char *value, uint64_t *given, dkv_cli *cli, dkv_err *err) {
+    const uint64_t bit = UINT64_C(1) << (o - options);
+    if (o->kind != FLAG && o->kind != KERNEL && *given & bit)
+        return dkv_fail(err, DKV_EUSER, "%s is given twice ('%.80s')", o->name, value);
+    *given |= bit;
     void *field = (char *)cli + o->field;
     double x = 0;
     int rc = 0;
@@ -128,7 +134,8 @@ static int unknownOption(unsigned command, const char *word, size_t len, dkv_err
 }
 
 /* One option at argv[i]; *used: how many words it took. */
-static int parseOption(unsigned command, int left, char **argv, dkv_cli *cli, int *used, dkv_err *err) {
+static int parseOption(unsigned command, int left, char **argv, uint64_t *given, dkv_cli *cli, int *used,
+                       dkv_err *err) {
     const char *word = argv[0], *equals = strchr(word, '=');
     size_t len = equals ? (size_t)(equals - word) : strlen(word);
     for (int i = 0; i < N_OPTIONS; i++) {
@@ -139,12 +146,12 @@ static int parseOption(unsigned command, int left, char **argv, dkv_cli *cli, in
         *used = 1;
         if (o->kind == FLAG) {
             if (equals) return dkv_fail(err, DKV_EUSER, "%s takes no value ('%.80s')", o->name, word);
-            return take(o, NULL, cli, err);
+            return take(o, NULL, given, cli, err);
         }
-        if (equals) return take(o, equals + 1, cli, err);
+        if (equals) return take(o, equals + 1, given, cli, err);
         if (left < 2) return dkv_fail(err, DKV_EUSER, "%s: %s is missing", o->name, o->arg);
         *used = 2;
-        return take(o, argv[1], cli, err);
+        return take(o, argv[1], given, cli, err);
     }
     return unknownOption(command, word, len, err);
 }
@@ -152,6 +159,7 @@ static int parseOption(unsigned command, int left, char **argv, dkv_cli *cli, in
 int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err *err) {
     int rc = 0, used = 1;
     bool plain = false; /* after `--` */
+    uint64_t given = 0; /* a bit an option */
     memset(out, 0, sizeof *out);
     out->timeout = 120;
     out->budget = 1e-4;
@@ -162,7 +170,7 @@ int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err 
         used = 1;
         if (!plain && strcmp(argv[i], "--") == 0) plain = true;
         else if (!plain && argv[i][0] == '-' && argv[i][1])
-            rc = parseOption(command, argc - i, &argv[i], out, &used, err);
+            rc = parseOption(command, argc - i, &argv[i], &given, out, &used, err);
         else out->words[out->n_words++] = argv[i];
     }
     return rc;

@@ -34,6 +34,8 @@ static const dkv_breakage table[] = {
     {"error", "reports an error", SMALL, DKV_ST_NOT_RUN},
     {"fallback", "is right, but launches nothing of its own", SMALL, DKV_ST_NOT_RUN},
     {"refuse", "refuses every problem", SMALL, DKV_ST_UNSUPPORTED},
+    {"babble", "refuses in several lines, none of them text", SMALL, DKV_ST_UNSUPPORTED},
+    {"hungry", "wants a workspace of 2^45 bytes", SMALL, DKV_ST_HARNESS_ERROR},
     {"nothing", "returns success and writes nothing", SMALL, DKV_ST_UNWRITTEN},
     {"tail", "leaves the last row of dQ unwritten", SMALL, DKV_ST_UNWRITTEN},
     {"zeros", "writes zeros into every output", SMALL, DKV_ST_FAILED},
@@ -73,8 +75,14 @@ static void closeBroken(void *self) {
 
 static bool is(const broken *b, const char *how) { return strcmp(b->how->how, how) == 0; }
 
+static size_t workspace(void *self, const dualkv_problem *p, int backward) {
+    (void)p, (void)backward;
+    return is(self, "hungry") ? (size_t)1 << 45 : 0;
+}
+
 static const char *refuses(void *self, const dualkv_problem *p) {
     (void)p;
+    if (is(self, "babble")) return "it\nrefuses\x1b[31m \xff";
     return is(self, "refuse") ? "it refuses everything" : NULL;
 }
 
@@ -203,6 +211,7 @@ const dualkv_kernel dkv_brokenKernel = {.size = sizeof(dualkv_kernel),
                                         .open = openBroken,
                                         .close = closeBroken,
                                         .refuses = refuses,
+                                        .workspace = workspace,
                                         .arithmetic = arithmetic,
                                         .deterministic = deterministic,
                                         .forward = forward,

@@ -1,6 +1,9 @@
 /* dualkv: one binary, one table of subcommands. Only this file ends the process with a status of its own. */
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "status.h"
@@ -76,10 +79,27 @@ int dkv_cmdHelp(const dkv_cli *cli) {
     return 0;
 }
 
-int main(int argc, char **argv) {
+/* Closed standard descriptors would be taken by the next file or socket that is opened, and words would land in
+ * records. They are opened the wrong way round, so that using them still fails. */
+static void holdDescriptors(void) {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd) _exit(DKV_EXIT_NOTHING);
+}
+
+/* Leaves without destructors: OpenBLAS's waits for its threads, for ever where memory is so short that they never
+ * came up. (Sanitizers report from theirs.) */
+static void leave(int code) {
+#ifndef __SANITIZE_ADDRESS__
+    fflush(NULL);
+    _exit(code);
+#else
+    exit(code);
+#endif
+}
+
+static int runCommand(int argc, char **argv) {
     dkv_err err = {0};
     dkv_cli cli = {0};
-    if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     const char *name = argc > 1 ? argv[1] : "help";
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) name = "help";
     if (strcmp(name, "--version") == 0) name = "version";
@@ -100,4 +120,10 @@ int main(int argc, char **argv) {
         return code ? code : DKV_EXIT_NOTHING;
     }
     return code;
+}
+
+int main(int argc, char **argv) {
+    holdDescriptors();
+    if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) leave(dkv_serveWorker(argv[2]));
+    leave(runCommand(argc, argv));
 }

@@ -8,6 +8,7 @@
 
 #include "../data/fill.h"
 #include "../data/suite.h"
+#include "../ref/row.h"
 
 /* Appends a line in its canonical form. */
 static int addLine(dkv_selection *s, const char *text, const char *kernel, dkv_err *err) {
@@ -90,7 +91,7 @@ static int addRecord(dkv_selection *s, const char *json, dkv_err *err) {
 
 int dkv_selectFile(const char *path, dkv_selection *out, dkv_err *err) {
     char *row = NULL;
-    size_t room = 0;
+    size_t room = 0, n = 1;
     long number = 0;
     int rc = 0;
     dkv_err why = {0};
@@ -99,10 +100,10 @@ int dkv_selectFile(const char *path, dkv_selection *out, dkv_err *err) {
     int first = fgetc(f);
     bool records = first == '{';
     rewind(f);
-    while (records && !rc && getline(&row, &room, f) > 0) {
+    while (records && !rc && n) {
         number++;
-        if (row[strspn(row, " \t\r\n")] == 0) continue;
-        rc = addRecord(out, row, &why);
+        rc = dkv_readRow(f, &row, &room, &n, &why);
+        if (!rc && n && row[strspn(row, " \t\r\n")]) rc = addRecord(out, row, &why);
         if (rc) dkv_fail(err, (dkv_code)rc, "%s:%ld: %s", path, number, why.text);
     }
     free(row);

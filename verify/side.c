@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "case.h"
 #include "view.h"
 
 static dkv_outcome harness(dkv_side *s, const dkv_err *err) {
@@ -23,6 +24,16 @@ static int replicate(dkv_side *s, const dkv_problem *p, const dkv_layout *packed
     s->l = &s->rep_layout;
     s->in = &s->rep_in;
     return rc;
+}
+
+/* The problem was seen to fit before; a kernel's workspace is known only now. The arena has a shadow. */
+static int checkRoom(const dkv_plan *plan, dkv_err *err) {
+    const double gib = 1024.0 * 1024 * 1024, need = 2.0 * (double)plan->size / gib;
+    if (need < 1) return 0;
+    const double room = dkv_availableMemory() / gib;
+    if (need <= room) return 0;
+    return dkv_fail(err, DKV_EHARNESS, "the kernel's buffers and workspace need %.1f GiB, %.1f GiB are free", need,
+                    room);
 }
 
 dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const char *line,
@@ -50,6 +61,7 @@ dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const
         snprintf(s->d.reason, sizeof s->d.reason, "%.390s", err.text);
         return DKV_W_OK;
     }
+    if (!rc) rc = checkRoom(&plan, &err);
     if (rc || dkv_openArena(&plan, &s->arena, &err)) return harness(s, &err);
     s->has_arena = true;
     return DKV_W_OK;

@@ -16,4 +16,5 @@ void dkv_catchSignals(void) {
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file at its size limit: the write fails, and that is said */
 }

@@ -91,6 +91,18 @@ static void strangers_are_judged_by_a_named_profile(void **state) {
     mustBe(DKV_ST_PASSED, spec, "shape=3+2 grad=off");
 }
 
+/* A lost dLSE is within the loosest bound; that is no pass. */
+static void strangers_that_nothing_explains_do_not_pass(void **state) {
+    (void)state;
+    char spec[600];
+    const char *dir = getenv("DUALKV_BUILD");
+    snprintf(spec, sizeof spec, "%s/testkernels/careless.so", dir ? dir : "build");
+    mustBe(DKV_ST_PASSED, spec, "shape=65+2x33,1 heads=2:2 dim=40");
+    mustBe(DKV_ST_INCONCLUSIVE, spec, "shape=65+2x33,1 heads=2:2 dim=40 dlse=on");
+    assert_string_equal(result->profile, "");
+    assert_non_null(strstr(result->why, "declares no arithmetic"));
+}
+
 static void planted_faults_are_found(void **state) {
     (void)state;
     mustBe(DKV_ST_PASSED, "emu", "shape=200+3x77 heads=4:2 dim=32");
@@ -219,6 +231,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(broken_kernels_have_their_status),
         cmocka_unit_test(correct_kernels_pass),
         cmocka_unit_test(strangers_are_judged_by_a_named_profile),
+        cmocka_unit_test(strangers_that_nothing_explains_do_not_pass),
         cmocka_unit_test(planted_faults_are_found),
         cmocka_unit_test(identities_need_no_oracle),
         cmocka_unit_test(siblings_are_kept_apart),

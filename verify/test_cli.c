@@ -82,6 +82,12 @@ static void user_errors_are_one_line(void **state) {
         {"check shape=3 --kernel emu --quiet=1", "takes no value"},
         {"check shape=3 --kernel emu --quiet --verbose", "together"},
         {"check shape=3 --kernel emu --json /nowhere/at/all", "--json"},
+        {"check shape=3 --kernel emu --json $D/nodir/", "no folder"},
+        {"check shape=3 --kernel emu --json $D/a.jsonl --json $D/r.jsonl", "given twice"},
+        {"check shape=3 --kernel emu --jobs=1 -j 2", "given twice"},
+        {"check shape=3 --kernel emu --waivers /dev/zero", "longer than"},
+        {"check shape=3 --kernel emu --waivers /", "cannot be read"},
+        {"report /dev/zero", "longer than"},
         {"check shape=3 --kernel emu --markdown x", "--markdown"},
         {"replay --kernel emu", "which line"},
         {"list kernel", "did you mean 'kernels'"},
@@ -182,6 +188,28 @@ static void records_are_out_of_reach(void **state) {
     assert_null(strstr(records, "not a message"));
 }
 
+/* With stdout and stderr closed, nothing else may take their place: records hold records, and the exit says that the
+ * words could not be written. */
+static void closed_descriptors_stay_out_of_records(void **state) {
+    (void)state;
+    char command[600], record[32];
+    snprintf(command, sizeof command,
+             "%s/dualkv check 'shape=3+2 dim=4' --kernel emu --json %s/closed.jsonl >&- 2>&- <&-", build(), dir);
+    assert_int_equal(WEXITSTATUS(system(command)), 3);
+    readAll("closed.jsonl", output, sizeof output);
+    assert_int_equal(countLines(output), 1);
+    snprintf(record, sizeof record, "%.15s", output);
+    assert_string_equal(record, "{\"line\":\"shape=");
+}
+
+/* Where OpenBLAS's threads cannot get their memory, the program still ends. */
+static void short_memory_ends(void **state) {
+    (void)state;
+    char program[400];
+    snprintf(program, sizeof program, "ulimit -v 150000; timeout 20 %s/dualkv list masks >/dev/null 2>&1", build());
+    assert_int_not_equal(WEXITSTATUS(system(program)), 124);
+}
+
 /* After SIGINT the finished records are there, the summary is printed, and the exit is 130. */
 static void an_interrupt_keeps_the_records(void **state) {
     (void)state;
@@ -254,7 +282,8 @@ int main(void) {
     snprintf(dir, sizeof dir, "/tmp/dualkv-test-XXXXXX");
     if (!mkdtemp(dir)) return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(user_errors_are_one_line),       cmocka_unit_test(statuses_give_exits),
+        cmocka_unit_test(user_errors_are_one_line),
+        cmocka_unit_test(closed_descriptors_stay_out_of_records), cmocka_unit_test(short_memory_ends),       cmocka_unit_test(statuses_give_exits),
         cmocka_unit_test(an_empty_selection_is_no_pass),  cmocka_unit_test(records_replay_and_report),
         cmocka_unit_test(records_are_out_of_reach),
         cmocka_unit_test(an_interrupt_keeps_the_records), cmocka_unit_test(everything_can_be_listed),

@@ -132,6 +132,21 @@ static void errors_are_words(void **state) {
     tearDown(&f);
 }
 
+static void refusals_are_one_line_of_text(void **state) {
+    (void)state;
+    fixture f;
+    dkv_description d;
+    setUp(&f, "broken+how=babble", 20);
+    assert_int_equal(dkv_describeCase(&f.w, line, &d), DKV_W_OK);
+    assert_true(d.refused);
+    assert_string_equal(d.reason, "it?refuses?[31m ?");
+    tearDown(&f);
+    setUp(&f, "broken+how=hungry", 20);
+    assert_int_equal(runOnce(&f), DKV_W_HARNESS);
+    assert_non_null(strstr(f.w.why, "GiB"));
+    tearDown(&f);
+}
+
 /* A worker does not outlive a channel that closes, and a line it cannot take is the harness's own fault. */
 static void bad_lines_are_the_harness(void **state) {
     (void)state;
@@ -155,6 +170,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(interrupts_are_heard),
         cmocka_unit_test(output_is_kept_apart),
         cmocka_unit_test(errors_are_words),
+        cmocka_unit_test(refusals_are_one_line_of_text),
         cmocka_unit_test(bad_lines_are_the_harness),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "../data/fill.h"
+#include "../ref/row.h"
 #include "kernel.h"
 
 /* A day that exists, as it is written. */
@@ -74,7 +75,7 @@ static int addWaiver(dkv_waivers *w, char *text, int number, dkv_err *err) {
 int dkv_loadWaivers(const char *path, bool needed, dkv_waivers *out, dkv_err *err) {
     FILE *f = fopen(path, "re");
     char *row = NULL;
-    size_t room = 0;
+    size_t room = 0, n = 1;
     dkv_err why = {0};
     int rc = 0, number = 0;
     time_t now = time(NULL);
@@ -83,8 +84,14 @@ int dkv_loadWaivers(const char *path, bool needed, dkv_waivers *out, dkv_err *er
     strftime(out->today, sizeof out->today, "%Y-%m-%d", gmtime_r(&now, &day));
     if (!f && errno == ENOENT && !needed) return 0;
     if (!f) return dkv_fail(err, DKV_EUSER, "cannot read '%s': %s", path, strerror(errno));
-    while (!rc && getline(&row, &room, f) > 0) {
+    while (!rc && n) {
         number++;
+        rc = dkv_readRow(f, &row, &room, &n, &why);
+        if (!rc && n == 0) break;
+        if (rc) {
+            dkv_fail(err, (dkv_code)rc, "%s:%d: %s", path, number, why.text);
+            break;
+        }
         row[strcspn(row, "\r\n")] = 0;
         const char *first = row + strspn(row, " \t");
         if (*first && *first != '#') rc = addWaiver(out, row, number, &why);

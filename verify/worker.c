@@ -61,6 +61,13 @@ static void drainOutput(dkv_worker *w) {
     }
 }
 
+/* Words of the kernel are one line of plain text: they go into messages, terminals and records. */
+static void tidy(char *text, size_t n) {
+    text[n - 1] = 0;
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < 32 || (unsigned char)*c > 126) *c = '?';
+}
+
 void dkv_lastOutput(const dkv_worker *w, char *out, size_t n) {
     size_t end = w->tail_n, begin;
     while (end > 0 && (w->tail[end - 1] == '\n' || w->tail[end - 1] == ' ')) end--;
@@ -68,8 +75,7 @@ void dkv_lastOutput(const dkv_worker *w, char *out, size_t n) {
     size_t len = end - begin < n - 1 ? end - begin : n - 1;
     memcpy(out, w->tail + begin, len);
     out[len] = 0;
-    for (char *c = out; *c; c++)
-        if ((unsigned char)*c < 32 || *c == 127) *c = '?';
+    tidy(out, n);
 }
 
 /* ---- life ---- */
@@ -213,7 +219,7 @@ static dkv_outcome awaitReply(dkv_worker *w, const dkv_request *q, const char *d
         if (n == (ssize_t)sizeof *r && r->magic == DKV_WIRE_MAGIC && r->sequence == q->sequence &&
             r->outcome >= DKV_W_OK && r->outcome <= DKV_W_HARNESS) {
             drainOutput(w);
-            r->text[sizeof r->text - 1] = 0;
+            tidy(r->text, sizeof r->text);
             return (dkv_outcome)r->outcome;
         }
         bury(w, during);
@@ -268,8 +274,10 @@ dkv_outcome dkv_startWorker(dkv_worker *w) {
     return o;
 }
 
-static void endStrings(dkv_description *d) {
-    d->name[sizeof d->name - 1] = d->doc[sizeof d->doc - 1] = d->reason[sizeof d->reason - 1] = 0;
+static void tidyStrings(dkv_description *d) {
+    tidy(d->name, sizeof d->name);
+    tidy(d->doc, sizeof d->doc);
+    tidy(d->reason, sizeof d->reason);
 }
 
 dkv_outcome dkv_describeCase(dkv_worker *w, const char *line, dkv_description *out) {
@@ -282,7 +290,7 @@ dkv_outcome dkv_describeCase(dkv_worker *w, const char *line, dkv_description *o
         snprintf(q->line, sizeof q->line, "%s", line);
         o = ask(w, q, -1, "while it was asked about the problem", r);
         *out = r->description;
-        endStrings(out);
+        tidyStrings(out);
     }
     free(q);
     free(r);
