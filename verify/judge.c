@@ -226,7 +226,7 @@ static double clipFor(double dof) {
 
 /* Statistics and limits of one part from its measured rows (used: those that tell anything). */
 static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int region, double dof_max,
-                      double clip, double gain_clean, double level, dkv_part *out) {
+                      double clip, double mean_clean, double gain_clean, double level, dkv_part *out) {
     double count = 0, square = 0, square2 = 0, mean = 0, mean2 = 0, slope = 0, weight = 0, error = 0,
            lean = 0, noise = 0, squares = 0, most = 1;
     for (int64_t i = 0; i < n; i++) {
@@ -265,7 +265,7 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
     out->rms_limit = sqrt(SIGMA * SIGMA + sqrt(2 * v * bits / eff) + clip * bits / (3 * few));
     v = mean2 / count - mean * mean;
     v = v > SIGMA * SIGMA ? v : SIGMA * SIGMA;
-    out->mean_limit = MEAN + sqrt(2 * v * bits / eff) + top * bits / (3 * few);
+    out->mean_limit = mean_clean + sqrt(2 * v * bits / eff) + top * bits / (3 * few);
     /* A self-normalised sum of fewer rows than this cannot reach its own limit. */
     eff = lean > 0 && weight * weight / lean < eff ? weight * weight / lean : eff;
     if (eff > 2 * bits && weight > 0)
@@ -328,8 +328,10 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
     if (a->acc_truncates)
         clean += a->acc_gain * (s->keys ? (double)rows : (double)l->view.max_k_len) / a->acc_step / 4;
     j->twin = used_n > 0;
-    judgePart(stat, used, n, -1, dof, clip, clean, level, &j->all);
-    for (int e = 0; e < 2; e++) judgePart(stat, used, n, e, dof, clip, clean, level, &j->region[e]);
+    /* fp32: all noise is arithmetic, and where all rows have the same scores they err alike. */
+    double mean = format == DUALKV_FP32 ? SIGMA : MEAN;
+    judgePart(stat, used, n, -1, dof, clip, mean, clean, level, &j->all);
+    for (int e = 0; e < 2; e++) judgePart(stat, used, n, e, dof, clip, mean, clean, level, &j->region[e]);
     j->imprecise = exceeds(&j->all) || exceeds(&j->region[0]) || exceeds(&j->region[1]);
     j->biased = leans(&j->all) || leans(&j->region[0]) || leans(&j->region[1]);
 done:
