@@ -84,6 +84,7 @@ static void strangers_are_judged_by_a_named_profile(void **state) {
     assert_string_equal(result->profile, "fp32");
     mustBe(DKV_ST_PASSED, spec, "shape=20+3x7/0+5 heads=4:2 dim=16");
     assert_true(result->profile[0] != 0);
+    mustBe(DKV_ST_PASSED, spec, "shape=65+33,1,65 heads=2:1 fill=nanresp seed=501"); /* NaN is not no key */
     mustBe(DKV_ST_UNSUPPORTED, spec, "shape=3 softcap=2");
     assert_string_equal(result->why, "no score modifiers");
     snprintf(spec, sizeof spec, "%s/testkernels/plain.so:forward-only", dir ? dir : "build");

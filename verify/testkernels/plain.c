@@ -82,8 +82,8 @@ static int forward(void *self, const dualkv_launch *l, char *err, size_t n) {
                 eachKey(l, &p->segments[i], r, h, findMax, acc);
                 eachKey(l, &p->segments[i], r, h, addValue, acc);
                 for (int c = 0; c < p->dv; c++)
-                    store(&l->o, p->dtype, row, h, c, acc[1] > 0 ? acc[2 + c] / acc[1] : 0);
-                store(&l->lse, DUALKV_FP32, row, h, 0, acc[1] > 0 ? acc[0] + logf(acc[1]) : -INFINITY);
+                    store(&l->o, p->dtype, row, h, c, acc[1] == 0 ? 0 : acc[2 + c] / acc[1]);
+                store(&l->lse, DUALKV_FP32, row, h, 0, acc[1] == 0 ? -INFINITY : acc[0] + logf(acc[1]));
             }
     return 0;
 }
