@@ -132,6 +132,8 @@ bench: all ## speed of the fp64 reference against dgemm on this machine
 install: all ## install under PREFIX (DESTDIR honoured)
 	install -Dm755 $(B)/dualkv $(DESTDIR)$(PREFIX)/bin/dualkv
 	install -Dm755 $(B)/libdualkv.so $(DESTDIR)$(PREFIX)/lib/libdualkv.so
+	[ ! -f $(B)/libdualkv_cuda.so ] || \
+	  install -Dm755 $(B)/libdualkv_cuda.so $(DESTDIR)$(PREFIX)/lib/libdualkv_cuda.so
 	install -Dm644 ref/dualkv_kernel.h $(DESTDIR)$(PREFIX)/include/dualkv_kernel.h
 	cd data && find suites corpus recorded waivers.txt -type f \
 	  -exec install -Dm644 '{}' '$(DESTDIR)$(PREFIX)/share/dualkv/{}' \;

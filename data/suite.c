@@ -27,12 +27,13 @@ const char *dkv_dataDir(void) {
     const char *named = getenv("DUALKV_DATA");
     if (named && *named) return named;
     if (*found) return found;
+    static const char *const beside[] = {"/../data", "/../share/dualkv"}; /* of a build folder; installed */
     char exe[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 16);
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 32);
     exe[n > 0 ? n : 0] = 0;
     char *slash = strrchr(exe, '/');
-    if (slash) {
-        strcpy(slash, "/../data");
+    for (int i = 0; slash && i < 2; i++) {
+        strcpy(slash, beside[i]);
         if (has_suites(exe)) return strcpy(found, exe);
         strcpy(slash, "/data"); /* of a bundle */
         if (has_suites(exe)) return strcpy(found, exe);
@@ -53,7 +54,8 @@ static int open_suite(const char *name, char path[PATH_MAX], FILE **f, dkv_err *
     if (n >= PATH_MAX) return dkv_fail(err, DKV_EUSER, "%.80s...: the path is too long", name);
     *f = fopen(path, "rbe");
     if (!*f && named)
-        return dkv_fail(err, DKV_EUSER, "unknown suite '%s' (%s: %s)", name, path, strerror(errno));
+        return dkv_fail(err, DKV_EUSER, "unknown suite '%s' (`dualkv list suites` names them; %s: %s)", name, path,
+                        strerror(errno));
     if (!*f) return dkv_fail(err, DKV_EUSER, "%s: %s", path, strerror(errno));
     if (fstat(fileno(*f), &st) || S_ISDIR(st.st_mode)) {
         fclose(*f);

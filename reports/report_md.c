@@ -92,7 +92,7 @@ int dkv_addReport(dkv_report *r, const char *json, dkv_err *err) {
     cJSON *o = cJSON_Parse(json);
     int rc = 0;
     if (!cJSON_IsObject(o) || !textOf(o, "status")[0])
-        rc = dkv_fail(err, DKV_EUSER, "not a record: '%.60s'", json);
+        rc = dkv_fail(err, DKV_EUSER, "not a record: '%.*s'", (int)(strcspn(json, "\r\n") < 60 ? strcspn(json, "\r\n") : 60), json);
     else if (dkv_parseProblem(textOf(o, "line"), NULL, &p, &why))
         rc = dkv_fail(err, DKV_EUSER, "a record's line: %s", why.text);
     else if (addTensors(r, o, &p) || dkv_addPowerRecord(&r->power, o) || (strcmp(textOf(o, "status"), "PASSED") != 0 && addCase(r, o)))
@@ -157,6 +157,9 @@ static int byName(const void *a, const void *b) {
     return d;
 }
 
+/* The last n characters: where paths differ. */
+static const char *endOf(const char *s, size_t n) { return strlen(s) > n ? s + strlen(s) - n : s; }
+
 void dkv_writeReportTable(const dkv_report *r, FILE *f, bool markdown) {
     if (r->n_rows == 0) return;
     dkv_report_row *rows = malloc((size_t)r->n_rows * sizeof *rows);
@@ -178,7 +181,7 @@ void dkv_writeReportTable(const dkv_report *r, FILE *f, bool markdown) {
         fprintf(f,
                 markdown ? "| %s | %s | %s | %s | %ld | %.3f | %s | %s |\n"
                          : "%-14.14s %-7s %-5s %-6s %5ld  %15.3f  %16s  %7s\n",
-                w->kernel, w->mask, w->dtype, w->tensor, w->cases, w->max_ratio, rms, bad);
+                markdown ? w->kernel : endOf(w->kernel, 14), w->mask, w->dtype, w->tensor, w->cases, w->max_ratio, rms, bad);
     }
     free(rows);
 }

@@ -53,6 +53,7 @@ static const struct {
 } lists[] = {{"kernels", nthKernel}, {"masks", dkv_listMask}, {"fills", dkv_listFill},
              {"checks", nthCheck},   {"faults", nthFault},    {"suites", nthSuite},
              {"keys", dkv_listKey},  {"statuses", nthStatus}};
+#define LIST_NAMES "kernels, masks, fills, checks, faults, suites, keys, statuses, device"
 enum { N_LISTS = sizeof lists / sizeof lists[0] };
 
 /* One unit and type of the probe (cuda/probe.cu): the loss per step where its chain was longest. */
@@ -104,8 +105,7 @@ int dkv_cmdList(const dkv_cli *cli) {
     for (int k = 0; k < N_LISTS; k++) names[k] = lists[k].what;
     names[N_LISTS] = "device";
     if (cli->n_words != 1) {
-        dkv_fail(&err, DKV_EUSER,
-                 "list: one of kernels, masks, fills, checks, faults, suites, keys, statuses, device");
+        dkv_fail(&err, DKV_EUSER, "list: one of " LIST_NAMES);
         return dkv_complain(&err);
     }
     if (strcmp(cli->words[0], "device") == 0) return listDevice();
@@ -116,8 +116,8 @@ int dkv_cmdList(const dkv_cli *cli) {
         return 0;
     }
     const char *near = dkv_nearestWord(cli->words[0], names, N_LISTS + 1);
-    dkv_fail(&err, DKV_EUSER, "list: unknown list '%s'%s%s%s", cli->words[0], near ? ": did you mean '" : "",
-             near ? near : "", near ? "'?" : "");
+    dkv_fail(&err, DKV_EUSER, "list: unknown list '%s'%s%s%s", cli->words[0],
+             near ? ": did you mean '" : ": one of " LIST_NAMES, near ? near : "", near ? "'?" : "");
     return dkv_complain(&err);
 }
 

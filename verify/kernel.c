@@ -34,12 +34,17 @@ static const row rows[] = {
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
 int dkv_findBeside(const char *file, char *path, size_t n) {
+    static const char *const folders[] = {"", "/../lib"}; /* a build folder; installed */
     char exe[PATH_MAX];
     ssize_t len = readlink("/proc/self/exe", exe, sizeof exe - 1);
     if (len <= 0) return 0;
     exe[len] = 0;
-    int wrote = snprintf(path, n, "%s/%s", dirname(exe), file);
-    return wrote > 0 && (size_t)wrote < n && access(path, R_OK) == 0;
+    const char *folder = dirname(exe);
+    for (int i = 0; i < 2; i++) {
+        int wrote = snprintf(path, n, "%s%s/%s", folder, folders[i], file);
+        if (wrote > 0 && (size_t)wrote < n && access(path, R_OK) == 0) return 1;
+    }
+    return 0;
 }
 
 const char *dkv_listKernel(int i, const char **doc) {
@@ -82,13 +87,14 @@ static int unknownKernel(const dkv_kernel_spec *spec, dkv_err *err) {
     const char *names[N_ROWS];
     for (int r = 0; r < N_ROWS; r++) {
         if (!rows[r].kernel && strcmp(rows[r].name, spec->name) == 0)
-            return dkv_fail(err, DKV_EUSER, "kernel '%s': %s is not beside the program (built without CUDA?)",
+            return dkv_fail(err, DKV_EUSER, "kernel '%s': %s is not beside the program: `make cuda` builds it, where nvcc is",
                             spec->name, rows[r].plugin);
         names[r] = rows[r].name;
     }
     const char *near = dkv_nearestWord(spec->name, names, N_ROWS);
     if (near) return dkv_fail(err, DKV_EUSER, "unknown kernel '%s': did you mean '%s'?", spec->name, near);
-    return dkv_fail(err, DKV_EUSER, "unknown kernel '%s': `dualkv list kernels` names them", spec->name);
+    return dkv_fail(err, DKV_EUSER, "unknown kernel '%s': neither a name of `dualkv list kernels` nor PATH.so[:NAME]",
+                    spec->name);
 }
 
 int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err) {

@@ -13,8 +13,9 @@
 static const dkv_command commands[] = {
     {"check", DKV_CMD_CHECK, true, "[LINE|SUITE...] --kernel K", "judge a kernel on problem lines or suites",
      "LINE is a problem line, quoted or as several key=value words; SUITE a name of `dualkv list suites`,\n"
-     "or a file of lines. Without any: suite smoke. Exit: 0 passed, 1 a defect, 2 bad input, 3 nothing ran,\n"
-     "4 inconclusive.\n",
+     "or a file of lines (a path: ./NAME). Without any: suite smoke. K is a name of `dualkv list kernels` or\n"
+     "PATH.so[:NAME]; its options follow as +KEY=VALUE or +FLAG. Exit: 0 passed, 1 a defect, 2 bad input,\n"
+     "3 nothing ran (all refused), 4 inconclusive.\n",
      dkv_cmdCheck},
     {"report", DKV_CMD_REPORT, true, "[--markdown FILE] RECORDS...", "tables from records", "",
      dkv_cmdReport},
@@ -24,7 +25,8 @@ static const dkv_command commands[] = {
      "--bisect: cases that say nothing give 125, bad input 128, as `git bisect run` wants.\n",
      dkv_cmdReplay},
     {"list", DKV_CMD_LIST, false, "kernels|masks|fills|checks|faults|suites|keys|statuses|device",
-     "what there is, one a line", "", dkv_cmdList},
+     "what there is, one a line", "keys: the words of a problem line; statuses: with their exit codes.\n",
+     dkv_cmdList},
     {"bench", DKV_CMD_BENCH, false, "--kernel K LINE|SUITE... [--oracle]", "time a kernel, useful FLOPs only",
      "On a CPU, GFLOP/s beside those of dgemm in the same run; on a GPU, by its own clock, fresh inputs of the\n"
      "line, warmed up. Medians of several runs.\n", dkv_cmdBench},
@@ -105,7 +107,7 @@ static int runCommand(int argc, char **argv) {
     if (strcmp(name, "--version") == 0) name = "version";
     const dkv_command *c = findCommand(name, &err);
     if (!c) return dkv_complain(&err);
-    for (int i = 2; i < argc && c->bit != DKV_CMD_HELP; i++)
+    for (int i = 2; i < argc; i++)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             const char *word = c->name;
             return dkv_cmdHelp(&(dkv_cli){.words = &word, .n_words = 1});

@@ -22,7 +22,7 @@ static int precheckLine(const dkv_session *s, const char *line, bool replicated,
     int rc = dkv_parseProblem(line, dkv_knownFill, &p, err);
     if (rc) return rc;
     if (dkv_maskAdmissible(&p, &why)) {
-        rc = dkv_fail(err, DKV_EUSER, "mask=%s is not admissible: %s", dkv_maskName(p.mask), why.text);
+        rc = dkv_fail(err, DKV_EUSER, "not admissible: %s", why.text);
         goto done;
     }
     double need = s->timing ? dkv_estimateTiming(&p, replicated) : dkv_estimateCase(&p, replicated);

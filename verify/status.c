@@ -66,7 +66,7 @@ static size_t distance(const char *a, const char *b) {
 
 const char *dkv_nearestWord(const char *word, const char *const *words, size_t n) {
     const char *best = NULL;
-    size_t least = strlen(word) / 2 + 1; /* further than half of the word is another word */
+    size_t least = (strlen(word) + 1) / 3; /* further than a third of the word is another word */
     for (size_t i = 0; i < n; i++) {
         size_t d = distance(word, words[i]);
         if (d <= least && (!best || d < least)) {
