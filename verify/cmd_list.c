@@ -112,8 +112,12 @@ int dkv_cmdList(const dkv_cli *cli) {
     for (int k = 0; k < N_LISTS; k++) {
         const char *help = "", *name;
         if (strcmp(lists[k].what, cli->words[0]) != 0) continue;
-        for (int i = 0; (name = lists[k].nth(i, &help)); i++) printf("%-18s %s\n", name, help ? help : "");
-        return 0;
+        int i = 0;
+        for (; (name = lists[k].nth(i, &help)); i++) printf("%-18s %s\n", name, help ? help : "");
+        if (i) return 0;
+        dkv_fail(&err, DKV_EUSER, "list: no %s in '%.300s' (DUALKV_DATA names another folder)", lists[k].what,
+                 dkv_dataDir());
+        return dkv_complain(&err);
     }
     const char *near = dkv_nearestWord(cli->words[0], names, N_LISTS + 1);
     dkv_fail(&err, DKV_EUSER, "list: unknown list '%s'%s%s%s", cli->words[0],

@@ -31,7 +31,7 @@ int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err);
 const char *dkv_listKernel(int i, const char **doc);
 
 #define DKV_CUDA_PLUGIN "libdualkv_cuda.so"
-/* Path of a file beside the running program; 0 if it is not there. */
+/* Path of a file beside the running program, or in ../lib; 0 if it is not there. */
 int dkv_findBeside(const char *file, char *path, size_t n);
 
 /* Loads, validates (ABI, struct size, functions) and opens an instance. Runs the kernel's code: only in a
