@@ -1,4 +1,4 @@
-#include "device.h"
+#include "../ref/device.h"
 
 #include <cuda_runtime.h>
 #include <stdarg.h>

@@ -18,7 +18,7 @@
 #include "../ref/dtype.h"
 #include "../ref/mask.h"
 #include "../ref/oracle.h"
-#include "device.h"
+#include "../ref/device.h"
 
 static const char *const lines[] = {
     "shape=64 dim=64 grad=off",

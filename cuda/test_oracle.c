@@ -13,7 +13,7 @@
 #include "../data/fill.h"
 #include "../data/suite.h"
 #include "../ref/dtype.h"
-#include "device.h"
+#include "../ref/device.h"
 #include "oracle.h"
 
 static const dkv_oracle_ops *ops;

@@ -368,9 +368,9 @@ static void pick_arithmetic(bound_case *c) {
     a->delta_exact = pick(2);
     a->key_tile = pick(5) * (1 + pick(2));
     a->key_order = pick(2);
-    a->exp_error = units[pick(5)] * pick(3);
-    a->log_error = units[pick(5)];
-    a->tanh_error = units[pick(5)];
+    a->exp_error = fmin(0x1p-10, units[pick(5)] * pick(3));
+    a->log_error = fmin(0x1p-10, units[pick(5)]);
+    a->tanh_error = fmin(0x1p-10, units[pick(5)]);
 }
 
 /* Amplitudes of Q, V and dO, a constant added to V, so that cancelling and coherent sums both arise. */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../cuda/device.h"
+#include "../ref/device.h"
 
 /* Addresses on the device equal the offsets in the arena modulo this: twice the largest alignment. */
 #define PHASE 8192

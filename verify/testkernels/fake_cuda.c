@@ -1,4 +1,4 @@
-/* fake_cuda.c: a device in host memory, with the table of cuda/device.h, and the emulated kernel as a kernel
+/* fake_cuda.c: a device in host memory, with the table of ref/device.h, and the emulated kernel as a kernel
  * on it (memory DUALKV_CUDA), so that the way to a device and back can be tested without one.
  *
  * It is as unkind as a device may be: what is queued on a stream runs when somebody waits for the stream or
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "../../cuda/device.h"
+#include "../../ref/device.h"
 #include "../../ref/emu.h"
 
 enum { BUFFERS_MOST = 256, TASKS_MOST = 4096, TEXT = 200 };
