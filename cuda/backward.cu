@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
     float *dv_out = a.dv_acc + (((int64_t)split * a.p.tk + k_start + c0) * a.p.hkv + kvh) * a.p.dv;
     int64_t dk_stride = (int64_t)a.p.hkv * a.p.dqk, dv_stride = (int64_t)a.p.hkv * a.p.dv;
     bool first = true;
-    int done = 0;
+    int done = 0, since = 0, reach = keys;
 
     dkv_row_walker w = {si - 1, 0, group - 1, 0, 0, 0, 0, 0, 0, 0};
     w = row_advance<BN>(a, si, c0, split, w);
@@ -286,6 +286,16 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
             store_pieces<T, 2, SNT, BN>(sds, dp, sm0, sn0);
         }
         __syncthreads();
+        /* What sees only part of this tile must not reach its other keys: 0 times an infinite q would be NaN there. */
+        int limit = vis == 1 ? keys : (int)dkv_walkMin(keys, a.p.ranges[g].len - c0);
+        if (since == DKV_FOLD_TILES || limit != reach) {
+            fold<2, KNT>(dk, dk_out, dk_stride, km0, kd * (DQK / KD), reach, a.p.dqk, first);
+            fold<2, VNT>(dv, dv_out, dv_stride, km0, kd * (DV / KD), reach, a.p.dv, first);
+            first = false;
+            since = 0;
+            reach = limit;
+        }
+        since++;
         tile_mma<T, 2, VNT, BM, 1, 1, BN, DV>(dv, sp, km0, to, kd * (DV / KD));
         tile_mma<T, 2, KNT, BM, 1, 1, BN, DQK>(dk, sds, km0, tq, kd * (DQK / KD));
         if (DQ) {
@@ -298,11 +308,7 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
             add_dq<QMT, QNT>(dq, a.dq_acc + (row0 * a.p.hq + head) * a.p.dqk, (int64_t)a.p.hq * a.p.dqk, qm0,
                              qd * (DQK / QD), rows, a.p.dqk);
         }
-        if (++done % DKV_FOLD_TILES == 0) {
-            fold<2, KNT>(dk, dk_out, dk_stride, km0, kd * (DQK / KD), keys, a.p.dqk, first);
-            fold<2, VNT>(dv, dv_out, dv_stride, km0, kd * (DV / KD), keys, a.p.dv, first);
-            first = false;
-        }
+        done++;
         if (STAGES == 1) {
             __syncthreads();
             if (w.t >= 0) LOAD_ROWS(0);
@@ -310,8 +316,8 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
         }
     }
     cp_async_wait<0>();
-    fold<2, KNT>(dk, dk_out, dk_stride, km0, kd * (DQK / KD), keys, a.p.dqk, first);
-    fold<2, VNT>(dv, dv_out, dv_stride, km0, kd * (DV / KD), keys, a.p.dv, first);
+    fold<2, KNT>(dk, dk_out, dk_stride, km0, kd * (DQK / KD), reach, a.p.dqk, first);
+    fold<2, VNT>(dv, dv_out, dv_stride, km0, kd * (DV / KD), reach, a.p.dv, first);
 #undef LOAD_ROWS
 }
 

@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(THREADS) dkdv32_kernel(const __grid_constant__
     float ak[4][N], av[4][N];
     zero(ak[0], 4 * N);
     zero(av[0], 4 * N);
-    int since = 0;
+    int since = 0, reach = keys;
     unsigned item = 0;
     bool first = true;
 
@@ -352,6 +352,15 @@ __global__ void __launch_bounds__(THREADS) dkdv32_kernel(const __grid_constant__
                 int r1 = (int)dkv_walkMin(r0 + TILE, s.q_len), rows = r1 - r0;
                 int vis = dkv_walkTile(&a.p, &s, &g, r0, r1, c0, c1);
                 if (!vis || item++ % (unsigned)a.splits != (unsigned)split) continue;
+                /* what sees only part of this tile must not reach its other keys: 0 times Inf is NaN */
+                if (since == DKV_FOLD_TILES || c1 - c0 != reach) {
+                    fold<N>(ak, dk, (int64_t)a.p.hkv * a.p.dqk, reach, a.p.dqk, first);
+                    fold<N>(av, dv, (int64_t)a.p.hkv * a.p.dv, reach, a.p.dv, first);
+                    first = false;
+                    since = 0;
+                    reach = c1 - c0;
+                }
+                since++;
                 const float *q = (const float *)a.q + head * a.q_head + (s.q_start + r0) * a.q_row;
                 const float *d_o = (const float *)a.d_o + head * a.do_head + (s.q_start + r0) * a.do_row;
                 pairs32 t = make_pairs(s, g, r0, r1, c0, c1, vis);
@@ -364,18 +373,10 @@ __global__ void __launch_bounds__(THREADS) dkdv32_kernel(const __grid_constant__
                 __syncthreads();
                 put_pairs(sm, dp);
                 gradient_product<N, 1>(ak, sm, q, a.q_row, rows, a.p.dqk);
-                if (++since == DKV_FOLD_TILES) {
-                    fold<N>(ak, dk, (int64_t)a.p.hkv * a.p.dqk, keys, a.p.dqk, first);
-                    fold<N>(av, dv, (int64_t)a.p.hkv * a.p.dv, keys, a.p.dv, first);
-                    first = false;
-                    since = 0;
-                }
             }
     }
-    if (since || first) {
-        fold<N>(ak, dk, (int64_t)a.p.hkv * a.p.dqk, keys, a.p.dqk, first);
-        fold<N>(av, dv, (int64_t)a.p.hkv * a.p.dv, keys, a.p.dv, first);
-    }
+    fold<N>(ak, dk, (int64_t)a.p.hkv * a.p.dqk, reach, a.p.dqk, first);
+    fold<N>(av, dv, (int64_t)a.p.hkv * a.p.dv, reach, a.p.dv, first);
 }
 
 template <int N> static cudaError_t forward32_launch(const dkv_args &a, cudaStream_t stream) {
