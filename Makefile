@@ -91,12 +91,15 @@ deps: ## install the packages that are needed (Debian, Ubuntu)
 	  $$S apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$S apt-get install -y -qq --no-install-recommends $(DEPS) >/dev/null \
 	  || { echo "cannot install; please install: $(DEPS)" >&2; exit 1; }; fi
 
-# The tests of one build, each its own program; prints "N passed, N failed".
-RUN_TESTS = pass=0; fail=0; for t in $(TESTS); do \
-    if DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/$$t > $(B)/test/$$t.log 2>&1; then pass=$$((pass + 1)); \
-      echo "ok    $$t  $$(grep -ao '[0-9]* test(s)\.' $(B)/test/$$t.log | head -1)"; \
-    else fail=$$((fail + 1)); echo "FAIL  $$t"; tail -40 $(B)/test/$$t.log; fi; done; \
-    echo "$$pass passed, $$fail failed"; [ $$fail = 0 ] && [ $$pass -gt 0 ]
+# The tests of one build, each its own program, one a core; prints "N passed, N failed".
+define RUN_ONE
+if DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/$$0 >$(B)/test/$$0.log 2>&1; \
+then echo "ok    $$0  $$(grep -ao "[0-9]* test(s)\." $(B)/test/$$0.log | head -1)"; \
+else echo "FAIL  $$0"; tail -40 $(B)/test/$$0.log; fi
+endef
+RUN_TESTS = printf '%s\n' $(TESTS) | xargs -P $$(nproc) -n 1 sh -c '$(RUN_ONE)' | tee $(B)/test/summary; \
+    pass=$$(grep -c '^ok  ' $(B)/test/summary); \
+    echo "$$pass passed, $$(($(words $(TESTS)) - pass)) failed"; [ $$pass = $(words $(TESTS)) ] && [ $$pass -gt 0 ]
 
 test-unit: $(TESTS:%=$(B)/test/%) $(B)/dualkv $(TESTKERNELS) ## unit tests of one build (SAN=1: under ASan and UBSan)
 	@$(RUN_TESTS)
