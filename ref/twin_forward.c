@@ -294,12 +294,6 @@ static void finishLse(dkv_twin *t, int64_t i) {
     if (last > g * g) last = g * g;
     t->sum_var[i] = rel;
     t->lse_var[i] = rel + t->z.log2 / t->z.lse2 * v * v / 12 + last;
-    /* Scores at the cap are equal: the sum adds one number over and over, and its roundings lean one way. */
-    if (t->p->softcap > 0 && fabs(t->max[i]) >= t->p->softcap * (1 - 0x1p-10)) {
-        const dkv_node *node = &t->p->nodes[t->b.node];
-        double half = (double)(node->context + node->len) / 2;
-        t->lse_var[i] += t->z.exp2 + half * half * t->z.unit2;
-    }
     t->lse[i] = lse;
 }
 
