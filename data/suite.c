@@ -153,6 +153,10 @@ bool dkv_listSuite(int i, char name[64], char help[200]) {
     int n = scandir(path, &names, is_suite_file, alphasort);
     bool found = i >= 0 && i < n;
     help[0] = 0;
+    if (n > 0 && i == n) {
+        strcpy(name, "corpus");
+        strcpy(help, "every line that failed once: all files of corpus/");
+    }
     if (found) {
         snprintf(path, sizeof path, "%s/suites/%s", dkv_dataDir(), names[i]->d_name);
         snprintf(name, 64, "%.*s", (int)(strrchr(names[i]->d_name, '.') - names[i]->d_name),
@@ -166,5 +170,5 @@ bool dkv_listSuite(int i, char name[64], char help[200]) {
     }
     for (int k = 0; k < n; k++) free(names[k]);
     free(names);
-    return found;
+    return found || (n > 0 && i == n);
 }

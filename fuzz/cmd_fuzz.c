@@ -173,5 +173,5 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
     if (c.trouble.code && !s.trouble.code) s.trouble = c.trouble;
     dkv_closeSampler(&sampler);
     if (s.trouble.code) return dkv_complain(&s.trouble);
-    return c.stopped ? 130 : code;
+    return c.stopped ? 128 + dkv_stopRequested : code;
 }

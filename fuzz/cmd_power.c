@@ -116,7 +116,7 @@ int dkv_cmdPower(const dkv_cli *cli) {
         if (!rc) rc = writeFile(&p, cli->markdown, dkv_writePowerMarkdown, &err);
         code = saySummary(&p, &s);
     }
-    code = rc ? dkv_complain(&err) : p.stopped ? 130 : code;
+    code = rc ? dkv_complain(&err) : p.stopped ? 128 + dkv_stopRequested : code;
     dkv_freePower(&p);
     dkv_freeSelection(&suite);
     return code;

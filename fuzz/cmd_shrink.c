@@ -88,12 +88,12 @@ int dkv_cmdShrink(const dkv_cli *cli) {
     if (rc) {
         fprintf(stderr, "dualkv: %s\n", err.text);
         free(s.result);
-        return dkv_stopRequested ? 130 : DKV_EXIT_NOTHING;
+        return dkv_stopRequested ? 128 + dkv_stopRequested : DKV_EXIT_NOTHING;
     }
     if (cli->quiet)
         printf("%s\n", s.line);
     else
         sayShrunk(&s, line, now() - start);
     free(s.result);
-    return dkv_stopRequested ? 130 : DKV_EXIT_OK;
+    return dkv_stopRequested ? 128 + dkv_stopRequested : DKV_EXIT_OK;
 }

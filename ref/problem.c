@@ -479,7 +479,7 @@ static float default_scale(int32_t dqk) { return (float)(1.0 / sqrt((double)dqk)
 static int finish(const dkv_word words[N_KEYS], dkv_fill_known known_fill, dkv_problem *p, dkv_err *err) {
     if (!p->nodes) return dkv_fail(err, DKV_EUSER, "shape=... is missing (as in shape=200+2x50)");
     if (known_fill && !known_fill(p->fill))
-        return dkv_failWord(err, &words[FILL], words[FILL].value, "unknown fill '%s'", p->fill);
+        return dkv_failWord(err, &words[FILL], words[FILL].value, "unknown fill '%s', see `dualkv list fills`", p->fill);
     if (p->dlse && !p->grad)
         return dkv_failWord(err, &words[DLSE], words[DLSE].value, "a gradient through LSE needs grad=on");
     if (p->layout == DKV_FUSED && dkv_countQueries(p) != dkv_countKeys(p))

@@ -13,6 +13,12 @@
 #include "waiver.h"
 #include "version.h"
 
+enum { REASONS_MAX = 16 };
+typedef struct refusal { /* cases refused for one reason, in words */
+    char why[200];
+    long cases;
+} refusal;
+
 typedef struct show {
     const dkv_cli *cli;
     dkv_record_file file;
@@ -23,6 +29,7 @@ typedef struct show {
     bool several;            /* kernels: name them */
     dkv_waivers waivers;
     long waived[DKV_ST_N], expired; /* defects that are excused; waivers that are over */
+    refusal refused[REASONS_MAX];   /* the last: all further reasons */
     dkv_err trouble;
 } show;
 
@@ -80,7 +87,7 @@ static void clearBar(const show *s) {
 static void sayCase(const show *s, const dkv_result *r) {
     char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX), margin[120], sees[200];
     const dkv_status_row *row = dkv_statusRow(r->status);
-    bool told = s->every || r->status != DKV_ST_PASSED;
+    bool told = s->every || (r->status != DKV_ST_PASSED && r->status != DKV_ST_UNSUPPORTED);
     if (s->cli->quiet) told = row->defect || r->status == DKV_ST_HARNESS_ERROR;
     if (!told || !replay) {
         free(replay);
@@ -93,7 +100,8 @@ static void sayCase(const show *s, const dkv_result *r) {
     const char *why = r->status == DKV_ST_PASSED ? margin : r->why;
     fprintf(s->out, why[0] ? "\n  %s\n" : "\n", why);
     dkv_sayStrength(&r->strength, sees, sizeof sees);
-    if (sees[0]) fprintf(s->out, "  it would have seen %s\n", sees);
+    if (sees[0])
+        fprintf(s->out, "  %s %s\n", row->defect ? "these inputs would also show" : "it would have seen", sees);
     if (r->status != DKV_ST_PASSED) {
         dkv_replayCommand(r->line, r->kernel, replay, DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
         fprintf(s->out, "  replay: %s\n", replay);
@@ -145,11 +153,22 @@ static int exitOf(const show *s, const dkv_session *session) {
     return dkv_runExit(counts);
 }
 
+/* Refusals of a long run are told together, by reason. */
+static void countRefusal(show *s, const dkv_result *r) {
+    int k = 0;
+    if (s->every || r->status != DKV_ST_UNSUPPORTED) return;
+    while (k < REASONS_MAX - 1 && s->refused[k].cases && strncmp(s->refused[k].why, r->why, 199) != 0) k++;
+    snprintf(s->refused[k].why, sizeof s->refused[k].why, "%.199s",
+             k < REASONS_MAX - 1 ? r->why : "for further reasons (see the records)");
+    s->refused[k].cases++;
+}
+
 static void takeResult(const dkv_result *r, long index, long total, void *arg) {
     show *s = arg;
     dkv_err err = {0};
     char *json = dkv_printRecord(r);
     sayCase(s, r);
+    countRefusal(s, r);
     applyWaiver(s, r);
     if (!json || dkv_writeRecord(&s->file, json, &err) || dkv_addReport(&s->report, json, &err)) {
         if (!json) dkv_fail(&err, DKV_EHARNESS, "out of memory for a record");
@@ -193,6 +212,8 @@ static void saySummary(const show *s, const dkv_session *session) {
     if (waived) fprintf(f, "; %ld waived", waived);
     if (s->expired) fprintf(f, "; %ld waivers are over", s->expired);
     fprintf(f, first ? "none ran\n" : "\n");
+    for (int k = 0; k < REASONS_MAX && s->refused[k].cases; k++)
+        fprintf(f, "  %ld UNSUPPORTED: %s\n", s->refused[k].cases, s->refused[k].why);
     if (s->suite && !session->stopped) sayPower(s);
     fflush(f);
 }
@@ -294,7 +315,7 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
     if (s.trouble.code) code = dkv_complain(&s.trouble);
     if (session.stopped) { /* threads in an oracle may still run: leave without unwinding */
         fflush(NULL);
-        _exit(s.trouble.code ? code : 130);
+        _exit(s.trouble.code ? code : 128 + dkv_stopRequested);
     }
     if (cli->bisect) code = dkv_bisectExit(code, session.counts);
     dkv_freeReport(&s.report);

@@ -74,6 +74,12 @@ static int parseOptions(const char *text, const char *at, dkv_kernel_spec *out, 
         if (strcspn(at, ", \t\n") < len)
             return dkv_fail(err, DKV_EUSER, "kernel '%s': a comma or space in option '%.*s'", text, (int)len,
                             at);
+        for (const char *other = at + len; *other; other += strcspn(other, "+")) { /* named again further on? */
+            size_t key = strcspn(at, "=+");
+            other++;
+            if (strcspn(other, "=+") == key && strncmp(other, at, key) == 0)
+                return dkv_fail(err, DKV_EUSER, "kernel '%s': option '%.*s' twice", text, (int)key, at);
+        }
         if (n) out->options[n++] = ',';
         memcpy(out->options + n, at, len);
         n += len;

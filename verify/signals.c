@@ -6,7 +6,7 @@
 
 static void onSignal(int signal_number) {
     if (dkv_stopRequested) _exit(128 + signal_number); /* asked twice */
-    dkv_stopRequested = 1;
+    dkv_stopRequested = signal_number;
 }
 
 void dkv_catchSignals(void) {
