@@ -52,8 +52,9 @@ $(B)/obj/verify/version.o: CPPFLAGS += -include $(B)/commit.h
 $(B)/libdualkv.a: $(OBJ)
 	@rm -f $@
 	ar rcs $@ $^
-$(B)/libdualkv.so: $(OBJ)
-	$(CC) -shared $(LDFLAGS) $^ $(LDLIBS) -o $@
+# Only the public names of verify/dualkv.h are exported.
+$(B)/libdualkv.so: $(OBJ) verify/dualkv.map
+	$(CC) -shared $(LDFLAGS) $(OBJ) $(LDLIBS) -Wl,--version-script=verify/dualkv.map -o $@
 $(B)/dualkv: $(B)/obj/verify/main.o $(B)/libdualkv.a
 	$(CC) $(LDFLAGS) -rdynamic $^ $(LDLIBS) -o $@
 
@@ -138,6 +139,7 @@ install: all ## install under PREFIX (DESTDIR honoured)
 	[ ! -f $(B)/libdualkv_cuda.so ] || \
 	  install -Dm755 $(B)/libdualkv_cuda.so $(DESTDIR)$(PREFIX)/lib/libdualkv_cuda.so
 	install -Dm644 ref/dualkv_kernel.h $(DESTDIR)$(PREFIX)/include/dualkv_kernel.h
+	install -Dm644 verify/dualkv.h $(DESTDIR)$(PREFIX)/include/dualkv.h
 	cd data && find suites corpus recorded waivers.txt -type f \
 	  -exec install -Dm644 '{}' '$(DESTDIR)$(PREFIX)/share/dualkv/{}' \;
 

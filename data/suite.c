@@ -1,8 +1,10 @@
 #include "suite.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
+#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,23 +24,34 @@ static bool has_suites(const char *dir) {
            S_ISDIR(st.st_mode);
 }
 
+/* suites/ near the file `path`: in a build folder's source tree, an installation, a bundle. */
+static bool find_near(const char *path, char found[PATH_MAX]) {
+    static const char *const beside[] = {"/../data", "/../share/dualkv", "/data"};
+    char at[PATH_MAX + 32];
+    snprintf(at, PATH_MAX, "%s", path);
+    char *slash = strrchr(at, '/');
+    for (size_t i = 0; slash && i < sizeof beside / sizeof *beside; i++) {
+        strcpy(slash, beside[i]);
+        if (strlen(at) < PATH_MAX && has_suites(at)) return strcpy(found, at);
+    }
+    return false;
+}
+
 const char *dkv_dataDir(void) {
     static char found[PATH_MAX];
     const char *named = getenv("DUALKV_DATA");
     if (named && *named) return named;
     if (*found) return found;
-    static const char *const beside[] = {"/../data", "/../share/dualkv"}; /* of a build folder; installed */
-    char exe[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 32);
-    exe[n > 0 ? n : 0] = 0;
-    char *slash = strrchr(exe, '/');
-    for (int i = 0; slash && i < 2; i++) {
-        strcpy(slash, beside[i]);
-        if (has_suites(exe)) return strcpy(found, exe);
-        strcpy(slash, "/data"); /* of a bundle */
-        if (has_suites(exe)) return strcpy(found, exe);
-    }
-    return strcpy(found, DUALKV_DATADIR);
+    char file[PATH_MAX];
+    struct link_map *map = NULL;
+    Dl_info info;
+    /* In a shared library (of a Python, say) the library's place counts; a program's own map has no name. */
+    if (dladdr1((void *)dkv_dataDir, &info, (void **)&map, RTLD_DL_LINKMAP) && map && map->l_name[0] &&
+        realpath(map->l_name, file) && find_near(file, found))
+        return found;
+    ssize_t n = readlink("/proc/self/exe", file, sizeof file - 1);
+    file[n > 0 ? n : 0] = 0;
+    return find_near(file, found) ? found : strcpy(found, DUALKV_DATADIR);
 }
 
 /* A name is [a-z0-9_-]+; everything else is a path. */

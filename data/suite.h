@@ -10,8 +10,8 @@ typedef struct dkv_suite {
     char **lines; /* canonical lines, owned */
 } dkv_suite;
 
-/* Where suites/, corpus/ and recorded/ lie: $DUALKV_DATA, else beside the program (../data, ../share/dualkv), else the
- * installed folder. */
+/* Where suites/, corpus/ and recorded/ lie: $DUALKV_DATA, else beside the shared library that this is in, else beside the
+ * program (../data, ../share/dualkv, data), else the installed folder. */
 const char *dkv_dataDir(void);
 /* `name`: a suite's name, "corpus" (every file of corpus/), or a path to a file of lines. Every line is parsed; an
  * error names file and line. */
