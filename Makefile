@@ -33,7 +33,12 @@ endif
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-all: $(B)/dualkv $(B)/libdualkv.so ## the program and its library
+all: $(B)/dualkv $(B)/libdualkv.so $(B)/python ## the program and its library
+
+# The Python package, where the program looks for it.
+$(B)/python:
+	@mkdir -p $(B)
+	ln -sfn $(CURDIR)/verify/python $@
 
 $(B)/obj/%.o: %.c Makefile | deps
 	@mkdir -p $(@D)
@@ -80,7 +85,7 @@ $(B)/testkernels/fake_cuda.so: verify/testkernels/fake_cuda.c $(B)/libdualkv.a
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(filter-out -MMD -MP,$(CFLAGS)) -shared $(LDFLAGS) $^ $(LDLIBS) -Wl,-Bsymbolic -o $@
 
-test-one: $(B)/test/$(T) $(B)/dualkv $(TESTKERNELS) ## one test: make test-one T=ref/test_problem
+test-one: $(B)/test/$(T) all $(TESTKERNELS) ## one test: make test-one T=ref/test_problem
 	DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/$(T)
 
 # Installs what is missing, once, where it may.
@@ -102,7 +107,7 @@ RUN_TESTS = printf '%s\n' $(TESTS) | xargs -P $$(nproc) -n 1 sh -c '$(RUN_ONE)' 
     pass=$$(grep -c '^ok  ' $(B)/test/summary); \
     echo "$$pass passed, $$(($(words $(TESTS)) - pass)) failed"; [ $$pass = $(words $(TESTS)) ] && [ $$pass -gt 0 ]
 
-test-unit: $(TESTS:%=$(B)/test/%) $(B)/dualkv $(TESTKERNELS) ## unit tests of one build (SAN=1: under ASan and UBSan)
+test-unit: $(TESTS:%=$(B)/test/%) all $(TESTKERNELS) ## unit tests of one build (SAN=1: under ASan and UBSan)
 	@$(RUN_TESTS)
 
 test: ## everything CI runs: unit tests, the same under sanitizers, self-test, a minute of fuzzing, CUDA build
@@ -140,6 +145,8 @@ install: all ## install under PREFIX (DESTDIR honoured)
 	  install -Dm755 $(B)/libdualkv_cuda.so $(DESTDIR)$(PREFIX)/lib/libdualkv_cuda.so
 	install -Dm644 ref/dualkv_kernel.h $(DESTDIR)$(PREFIX)/include/dualkv_kernel.h
 	install -Dm644 verify/dualkv.h $(DESTDIR)$(PREFIX)/include/dualkv.h
+	cd verify/python && find dualkv -type f ! -name '*.pyc' \
+	  -exec install -Dm644 '{}' '$(DESTDIR)$(PREFIX)/share/dualkv/python/{}' \;
 	cd data && find suites corpus recorded waivers.txt -type f \
 	  -exec install -Dm644 '{}' '$(DESTDIR)$(PREFIX)/share/dualkv/{}' \;
 

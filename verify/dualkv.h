@@ -110,6 +110,14 @@ const char *dualkv_suite_line(const dualkv_lines *s, int64_t i); /* canonical; N
 /* Name of the i-th installed suite, 0 past the end. */
 int dualkv_suite_name(int i, char *out, size_t n);
 
+/* ---- serving ---- */
+
+typedef struct dualkv_kernel dualkv_kernel; /* dualkv_kernel.h */
+/* Makes the calling process a kernel worker: serves the socket `fd` (SOCK_SEQPACKET; its other end is a `dualkv` program of
+ * the same build, --kernel attached:FD) with this kernel until it closes. `options`: what kernel->open gets; NULL: the
+ * options of the spec. The kernel's functions are called from this thread. The socket stays open. */
+int dualkv_serve(int fd, const dualkv_kernel *kernel, const char *options);
+
 #ifdef __cplusplus
 }
 #endif

@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -33,18 +34,25 @@ static const row rows[] = {
 };
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
-int dkv_findBeside(const char *file, char *path, size_t n) {
+static int findUnder(const char *folder, const char *file, char *path, size_t n) {
     static const char *const folders[] = {"", "/../lib"}; /* a build folder; installed */
-    char exe[PATH_MAX];
-    ssize_t len = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    if (len <= 0) return 0;
-    exe[len] = 0;
-    const char *folder = dirname(exe);
     for (int i = 0; i < 2; i++) {
         int wrote = snprintf(path, n, "%s%s/%s", folder, folders[i], file);
         if (wrote > 0 && (size_t)wrote < n && access(path, R_OK) == 0) return 1;
     }
     return 0;
+}
+
+int dkv_findBeside(const char *file, char *path, size_t n) {
+    char exe[PATH_MAX];
+    Dl_info info;
+    ssize_t len = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    if (len > 0) {
+        exe[len] = 0;
+        if (findUnder(dirname(exe), file, path, n)) return 1;
+    }
+    if (!dladdr((const void *)rows, &info) || !info.dli_fname || !realpath(info.dli_fname, exe)) return 0;
+    return findUnder(dirname(exe), file, path, n);
 }
 
 const char *dkv_listKernel(int i, const char **doc) {
@@ -58,11 +66,29 @@ const char *dkv_listKernel(int i, const char **doc) {
     return NULL;
 }
 
-/* End of "….so" in the spec, NULL if this is not a path: the first ".so" that ends, or meets ':' or '+'. */
-static const char *endOfPath(const char *text) {
-    for (const char *s = strstr(text, ".so"); s; s = strstr(s + 1, ".so"))
-        if (s[3] == 0 || s[3] == ':' || s[3] == '+') return s + 3;
+/* End of "….so" or "….py" in the spec, NULL if this is not a path: the first that ends, or meets ':' or '+'. */
+static const char *endOfPath(const char *text, int32_t *kind) {
+    for (const char *s = strchr(text, '.'); s; s = strchr(s + 1, '.')) {
+        bool python = strncmp(s, ".py", 3) == 0;
+        if ((!python && strncmp(s, ".so", 3) != 0) || (s[3] && s[3] != ':' && s[3] != '+')) continue;
+        *kind = python ? DKV_SPEC_PYTHON : DKV_SPEC_SO;
+        return s + 3;
+    }
     return NULL;
+}
+
+/* "attached:FD[=WORDS]". */
+static int parseAttached(const char *text, dkv_kernel_spec *out, dkv_err *err) {
+    char *end;
+    errno = 0;
+    long fd = strtol(text, &end, 10);
+    if (end == text || errno || fd < 0 || fd > INT32_MAX || (*end && *end != '='))
+        return dkv_fail(err, DKV_EUSER, "kernel 'attached:%s': the number of an open socket is missing", text);
+    out->kind = DKV_SPEC_ATTACHED;
+    out->fd = (int32_t)fd;
+    strcpy(out->name, "attached");
+    if (*end == '=' && end[1]) memmove(out->text, out->text + (end + 1 - text) + strlen("attached:"), strlen(end));
+    return 0;
 }
 
 static int parseOptions(const char *text, const char *at, dkv_kernel_spec *out, dkv_err *err) {
@@ -99,7 +125,7 @@ static int unknownKernel(const dkv_kernel_spec *spec, dkv_err *err) {
     }
     const char *near = dkv_nearestWord(spec->name, names, N_ROWS);
     if (near) return dkv_fail(err, DKV_EUSER, "unknown kernel '%s': did you mean '%s'?", spec->name, near);
-    return dkv_fail(err, DKV_EUSER, "unknown kernel '%s': neither a name of `dualkv list kernels` nor PATH.so[:NAME]",
+    return dkv_fail(err, DKV_EUSER, "unknown kernel '%s': neither a name of `dualkv list kernels`, nor PATH.so[:NAME], nor PATH.py:FUNCTION",
                     spec->name);
 }
 
@@ -108,7 +134,8 @@ int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err) {
     if (strlen(text) >= sizeof out->text)
         return dkv_fail(err, DKV_EUSER, "kernel '%.40s...': longer than %d bytes", text, DKV_SPEC_MAX - 1);
     strcpy(out->text, text);
-    const char *end = endOfPath(text), *name = text;
+    if (strncmp(text, "attached:", 9) == 0) return parseAttached(text + 9, out, err);
+    const char *end = endOfPath(text, &out->kind), *name = text;
     if (end) {
         memcpy(out->path, text, (size_t)(end - text));
         name = *end == ':' ? end + 1 : end;
@@ -117,6 +144,8 @@ int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err) {
     if (len >= sizeof out->name)
         return dkv_fail(err, DKV_EUSER, "kernel '%.40s...': a name longer than %zu bytes", name,
                         sizeof out->name - 1);
+    if (len == 0 && out->kind == DKV_SPEC_PYTHON)
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': which function? %s:FUNCTION", text, out->path);
     if (len == 0 && (!end || *end == ':'))
         return dkv_fail(err, DKV_EUSER, "kernel '%s': a name is missing", text);
     memcpy(out->name, name, len);
@@ -137,13 +166,13 @@ int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err) {
 
 /* ---- the worker's side: code of the kernel runs from here on ---- */
 
-static int validate(const dkv_kernel_spec *spec, const dualkv_kernel *k, dualkv_kernel *copy, dkv_err *err) {
+static int validate(const char *label, const dualkv_kernel *k, dualkv_kernel *copy, dkv_err *err) {
     const size_t least = offsetof(dualkv_kernel, launches); /* everything of ABI 1 before the optional last */
     if (k->size < least || k->size > 65536)
         return dkv_fail(err, DKV_EUSER, "kernel '%s': its table says size %u; ABI %u needs at least %zu",
-                        spec->text, k->size, DUALKV_ABI, least);
+                        label, k->size, DUALKV_ABI, least);
     if (k->abi != DUALKV_ABI)
-        return dkv_fail(err, DKV_EUSER, "kernel '%s': speaks ABI %u, this program ABI %u", spec->text, k->abi,
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': speaks ABI %u, this program ABI %u", label, k->abi,
                         DUALKV_ABI);
     memset(copy, 0, sizeof *copy);
     memcpy(copy, k, k->size < sizeof *copy ? k->size : sizeof *copy);
@@ -153,13 +182,13 @@ static int validate(const dkv_kernel_spec *spec, const dualkv_kernel *k, dualkv_
                           : !copy->refuses ? "refuses"
                           : !copy->forward ? "forward"
                                            : NULL;
-    if (missing) return dkv_fail(err, DKV_EUSER, "kernel '%s': %s is NULL in its table", spec->text, missing);
+    if (missing) return dkv_fail(err, DKV_EUSER, "kernel '%s': %s is NULL in its table", label, missing);
     if (copy->memory != DUALKV_HOST && copy->memory != DUALKV_CUDA)
-        return dkv_fail(err, DKV_EUSER, "kernel '%s': unknown memory space %d", spec->text, copy->memory);
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': unknown memory space %d", label, copy->memory);
     int32_t a = copy->alignment;
     if (a < 1 || a > 4096 || (a & (a - 1)))
         return dkv_fail(err, DKV_EUSER, "kernel '%s': alignment %d is not a power of two up to 4096",
-                        spec->text, a);
+                        label, a);
     return 0;
 }
 
@@ -196,22 +225,28 @@ static int loadTable(const dkv_kernel_spec *spec, dkv_kernel *out, const dualkv_
                     spec->name, first, count > 1 ? ", ..." : "");
 }
 
+int dkv_openTable(const char *label, const dualkv_kernel *table, const char *options, dkv_kernel *out, dkv_err *err) {
+    char reason[300] = "";
+    int rc = validate(label, table, &out->table, err);
+    if (!rc) {
+        out->self = out->table.open(options, reason, sizeof reason);
+        reason[sizeof reason - 1] = 0;
+        if (!out->self)
+            rc = dkv_fail(err, DKV_EUSER, "kernel '%s': %s", label, reason[0] ? reason : "cannot be opened");
+    }
+    if (rc) dkv_closeKernel(out);
+    return rc;
+}
+
 int dkv_openKernel(const dkv_kernel_spec *spec, dkv_kernel *out, dkv_err *err) {
     const dualkv_kernel *found = NULL;
-    char reason[300] = "";
     memset(out, 0, sizeof *out);
     for (int r = 0; r < N_ROWS && !spec->path[0]; r++)
         if (strcmp(rows[r].name, spec->name) == 0) found = rows[r].kernel;
     int rc = spec->path[0] ? loadTable(spec, out, &found, err) : 0;
-    if (!rc) rc = found ? validate(spec, found, &out->table, err) : unknownKernel(spec, err);
-    if (!rc) {
-        out->self = out->table.open(spec->options, reason, sizeof reason);
-        reason[sizeof reason - 1] = 0;
-        if (!out->self)
-            rc = dkv_fail(err, DKV_EUSER, "kernel '%s': %s", spec->text,
-                          reason[0] ? reason : "cannot be opened");
-    }
-    if (rc) dkv_closeKernel(out);
+    if (!rc && !found) rc = unknownKernel(spec, err);
+    if (!rc) return dkv_openTable(spec->text, found, spec->options, out, err);
+    dkv_closeKernel(out);
     return rc;
 }
 

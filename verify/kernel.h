@@ -1,6 +1,7 @@
 /* kernel.h: kernels by name, and kernel specs.
  *
- *   spec := NAME option*  |  PATH.so[:NAME] option*          option := '+' key ['=' value]
+ *   spec := NAME option*  |  PATH.so[:NAME] option*  |  PATH.py:FUNCTION option*       option := '+' key ['=' value]
+ *         | attached:FD[=WORDS]     a worker that runs already, on an inherited socket; WORDS name it in records
  *
  * Built-in kernels are rows of one table (kernel.c). A spec is parsed by the coordinator, which never runs or
  * loads foreign code; the worker process opens it (dkv_openKernel). */
@@ -12,10 +13,13 @@
 
 #define DKV_SPEC_MAX 1024 /* longest spec, bytes */
 
+typedef enum dkv_spec_kind { DKV_SPEC_NAME, DKV_SPEC_SO, DKV_SPEC_PYTHON, DKV_SPEC_ATTACHED } dkv_spec_kind;
+
 typedef struct dkv_kernel_spec {
     char text[DKV_SPEC_MAX];    /* as given */
-    char name[64];              /* kernel; "" where a shared object has just one */
-    char path[DKV_SPEC_MAX];    /* shared object, "" for a built-in */
+    char name[64];              /* kernel or function; "" where a shared object has just one */
+    char path[DKV_SPEC_MAX];    /* shared object or Python file, "" for others */
+    int32_t kind, fd;           /* dkv_spec_kind; the socket of an attached worker */
     char options[DKV_SPEC_MAX]; /* "bm=64,bn=64,det", as the ABI's open() wants them */
 } dkv_kernel_spec;
 
@@ -31,12 +35,14 @@ int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err);
 const char *dkv_listKernel(int i, const char **doc);
 
 #define DKV_CUDA_PLUGIN "libdualkv_cuda.so"
-/* Path of a file beside the running program, or in ../lib; 0 if it is not there. */
+/* Path of a file beside the running program (or the library that this code is in), or in ../lib; 0 if it is not there. */
 int dkv_findBeside(const char *file, char *path, size_t n);
 
 /* Loads, validates (ABI, struct size, functions) and opens an instance. Runs the kernel's code: only in a
  * worker. */
 int dkv_openKernel(const dkv_kernel_spec *spec, dkv_kernel *out, dkv_err *err);
+/* The same for a table that is there already, which `label` names in messages. */
+int dkv_openTable(const char *label, const dualkv_kernel *table, const char *options, dkv_kernel *out, dkv_err *err);
 void dkv_closeKernel(dkv_kernel *k);
 
 extern const dualkv_kernel dkv_refKernel, dkv_refReplicatedKernel; /* kernel_ref.c */

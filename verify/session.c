@@ -207,6 +207,8 @@ static bool awaitThreads(pool *p) {
 
 void dkv_runSession(dkv_session *s) {
     int cores = dkv_hostCores(), jobs = s->jobs > 0 ? s->jobs : cores, started = 0;
+    for (int k = 0; k < s->n_kernels; k++)
+        if (s->kernels[k].kind == DKV_SPEC_ATTACHED) jobs = 1; /* there is one of it */
     if (jobs > s->n_items) jobs = s->n_items > 0 ? (int)s->n_items : 1;
     static pool p; /* static: threads that outlive an interrupted run still use it */
     p = (pool){.s = s, .room = dkv_availableMemory(), .level = dkv_testLevel(s)};

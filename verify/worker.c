@@ -13,12 +13,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "pyhost.h"
 #include "wire.h"
 
 extern char **environ;
 volatile sig_atomic_t dkv_stopRequested;
 
-enum { CHANNEL_FD = 3 };
+enum { CHANNEL_FD = 3, ATTACHED = -1 };
+static volatile sig_atomic_t attached_lost; /* an attached worker has died, or no longer understands */
 
 static double now(void) {
     struct timespec t;
@@ -81,13 +83,20 @@ void dkv_lastOutput(const dkv_worker *w, char *out, size_t n) {
 /* ---- life ---- */
 
 static void closeChannel(dkv_worker *w) {
-    if (w->socket >= 0) close(w->socket);
+    if (w->socket >= 0 && w->pid != ATTACHED) close(w->socket);
     if (w->output >= 0) close(w->output);
     w->socket = w->output = -1;
     w->pid = 0;
 }
 
+/* An answer of it may still come, to a question that nobody remembers: it cannot be used again. */
+static void loseAttached(dkv_worker *w) {
+    attached_lost = 1;
+    shutdown(w->socket, SHUT_RDWR);
+}
+
 void dkv_stopWorker(dkv_worker *w) {
+    if (w->pid == ATTACHED) closeChannel(w);
     if (w->pid <= 0) return;
     kill(-w->pid, SIGKILL); /* its process group: whatever the kernel started, too */
     kill(w->pid, SIGKILL);
@@ -100,6 +109,12 @@ static void bury(dkv_worker *w, const char *during) {
     int status = 0;
     pid_t got = 0;
     double give_up = now() + 1.0;
+    if (w->pid == ATTACHED) {
+        snprintf(w->why, sizeof w->why, "the process of the kernel ended, or garbled the harness's channel, %s", during);
+        loseAttached(w);
+        closeChannel(w);
+        return;
+    }
     while ((got = waitpid(w->pid, &status, WNOHANG)) == 0 && now() < give_up)
         nanosleep(&(struct timespec){0, 2000000}, NULL);
     drainOutput(w);
@@ -121,13 +136,25 @@ static void bury(dkv_worker *w, const char *during) {
     closeChannel(w);
 }
 
+/* This program again, or the interpreter of a Python file; `channel` becomes its CHANNEL_FD. */
 static int spawn(dkv_worker *w, int channel, int output) {
     char word[16], exe[] = "/proc/self/exe";
     snprintf(word, sizeof word, "%d", CHANNEL_FD);
-    char *argv[] = {"dualkv", DKV_WORKER_ARG, word, NULL};
+    char *own[] = {"dualkv", DKV_WORKER_ARG, word, NULL}, **argv = own, **envp = environ, *program = exe;
+    dkv_command_line python = {0};
+    dkv_err err = {0};
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attr;
     sigset_t none;
+    if (w->spec.kind == DKV_SPEC_PYTHON) {
+        if (dkv_makePythonCommand(&w->spec, word, &python, &err)) {
+            snprintf(w->why, sizeof w->why, "kernel '%.150s': %.300s", w->spec.text, err.text);
+            return -1;
+        }
+        argv = python.argv;
+        envp = python.envp;
+        program = argv[0];
+    }
     posix_spawn_file_actions_init(&files);
     posix_spawnattr_init(&attr);
     posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
@@ -138,9 +165,10 @@ static int spawn(dkv_worker *w, int channel, int output) {
     posix_spawnattr_setsigmask(&attr, &none);
     posix_spawnattr_setpgroup(&attr, 0); /* Ctrl-C is for the coordinator */
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
-    int rc = posix_spawn(&w->pid, exe, &files, &attr, argv, environ);
+    int rc = posix_spawnp(&w->pid, program, &files, &attr, argv, envp);
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&attr);
+    dkv_freeCommandLine(&python);
     if (rc) w->pid = 0;
     return rc;
 }
@@ -168,6 +196,20 @@ done:
         if (out[i] >= 0) close(out[i]);
     }
     return rc;
+}
+
+static int attach(dkv_worker *w) {
+    if (attached_lost) {
+        snprintf(w->why, sizeof w->why, "the process of the kernel was lost in an earlier case, and cannot be started again");
+        return -1;
+    }
+    if (fcntl(w->spec.fd, F_SETFD, FD_CLOEXEC) < 0) {
+        snprintf(w->why, sizeof w->why, "attached:%d is no open socket", w->spec.fd);
+        return -1;
+    }
+    w->pid = ATTACHED;
+    w->socket = w->spec.fd;
+    return 0;
 }
 
 /* ---- asking ---- */
@@ -202,6 +244,7 @@ static dkv_outcome awaitReply(dkv_worker *w, const dkv_request *q, const char *d
         double left = end - now();
         if (dkv_stopRequested || left <= 0) {
             bool stopped = dkv_stopRequested != 0;
+            if (w->pid == ATTACHED) loseAttached(w);
             dkv_stopWorker(w);
             snprintf(w->why, sizeof w->why, "no answer within %.3g s %s", w->timeout, during);
             return stopped ? DKV_W_STOPPED : DKV_W_TIMEOUT;
@@ -240,6 +283,7 @@ static dkv_outcome ask(dkv_worker *w, dkv_request *q, int arena_fd, const char *
     if (w->why[0] == 0 && o != DKV_W_OK) {
         r->text[sizeof r->text - 1] = 0;
         snprintf(w->why, sizeof w->why, "%s", r->text);
+        if (o == DKV_W_CRASHED && w->pid == ATTACHED) loseAttached(w);
         if (o == DKV_W_CRASHED) dkv_stopWorker(w); /* it says itself that it is of no more use */
     }
     return o;
@@ -248,8 +292,9 @@ static dkv_outcome ask(dkv_worker *w, dkv_request *q, int arena_fd, const char *
 dkv_outcome dkv_startWorker(dkv_worker *w) {
     if (w->pid) return DKV_W_OK;
     w->tail_n = 0;
-    w->tail[0] = 0;
-    int rc = openChannel(w);
+    w->tail[0] = w->why[0] = 0;
+    int rc = w->spec.kind == DKV_SPEC_ATTACHED ? attach(w) : openChannel(w);
+    if (rc && w->why[0]) return w->spec.kind == DKV_SPEC_ATTACHED ? DKV_W_HARNESS : DKV_W_ERROR;
     if (rc) {
         snprintf(w->why, sizeof w->why, "cannot start a worker process: %s", strerror(rc > 0 ? rc : errno));
         return DKV_W_HARNESS;

@@ -3,7 +3,11 @@
  * The worker is this program again (exec: nothing of the oracle's memory is mapped in it). One SOCK_SEQPACKET
  * socket carries fixed-size messages, an arena comes along as a file descriptor. What the kernel prints goes
  * into a pipe, of which the coordinator keeps the tail. A crash, exit(), a hang or garbage on the socket ends
- * the worker and becomes the case's outcome. */
+ * the worker and becomes the case's outcome.
+ *
+ * For FILE.py:FUNCTION the worker is a Python interpreter that serves the same protocol (dkv_serveWorkerWith, through
+ * libdualkv.so). An attached worker (attached:FD) was there before: nothing is started, nothing is ended, and once it is
+ * lost there is no other. */
 #ifndef DKV_WORKER_H
 #define DKV_WORKER_H
 
@@ -46,7 +50,7 @@ typedef struct dkv_description {
 } dkv_description;
 
 typedef struct dkv_worker {
-    pid_t pid; /* 0: none */
+    pid_t pid; /* 0: none; -1: attached */
     int socket, output;
     uint32_t sequence;
     double timeout;    /* seconds for one answer */
@@ -85,5 +89,8 @@ void dkv_lastOutput(const dkv_worker *w, char *out, size_t n);
 
 /* The worker's own main: serves the socket `fd_word` until it closes. */
 int dkv_serveWorker(const char *fd_word);
+/* Serves a socket with this table for every kernel asked for, until it closes. `options` NULL: those of the spec. Changes
+ * nothing of the process, and does not close the socket. */
+int dkv_serveWorkerWith(int fd, const dualkv_kernel *table, const char *options);
 
 #endif

@@ -11,11 +11,14 @@
 
 #include "../data/fill.h"
 #include "../data/suite.h"
+#include "dualkv.h"
 #include "gpu.h"
 #include "wire.h"
 
 /* What the worker holds between messages. */
 typedef struct state {
+    const dualkv_kernel *table; /* the kernel to serve; NULL: the one that the spec names */
+    const char *options;
     dkv_kernel kernel;
     dkv_gpu *gpu; /* NULL: host memory, or no device */
     dkv_problem problem;
@@ -53,8 +56,14 @@ no_layout:
 
 static dkv_outcome openSpec(state *s, const dkv_request *q, dkv_reply *r) {
     dkv_err err;
-    if (s->kernel.self) return DKV_W_HARNESS;
-    if (dkv_openKernel(&q->spec, &s->kernel, &err)) {
+    if (s->kernel.self && !s->table) return DKV_W_HARNESS;
+    dropProblem(s); /* an attached worker is opened again by the next who uses it */
+    dkv_closeGpu(s->gpu);
+    dkv_closeKernel(&s->kernel);
+    s->gpu = NULL;
+    const char *options = s->options ? s->options : q->spec.options;
+    if (s->table ? dkv_openTable(q->spec.text, s->table, options, &s->kernel, &err)
+                 : dkv_openKernel(&q->spec, &s->kernel, &err)) {
         snprintf(r->text, sizeof r->text, "%s", err.text);
         return DKV_W_ERROR;
     }
@@ -207,21 +216,19 @@ static ssize_t receive(int channel, dkv_request *q, int *fd) {
     return n;
 }
 
-int dkv_serveWorker(const char *fd_word) {
-    int channel = atoi(fd_word), fd = -1;
+static int serve(int channel, const dualkv_kernel *table, const char *options) {
+    int fd = -1;
     dkv_request *q = malloc(sizeof *q);
     dkv_reply *r = malloc(sizeof *r);
-    static state s;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);               /* a kernel that hangs must not outlive its coordinator */
-    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* no core files of crashing kernels */
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    while (q && r && receive(channel, q, &fd) == (ssize_t)sizeof *q && q->magic == DKV_WIRE_MAGIC) {
+    state *s = calloc(1, sizeof *s);
+    if (s) s->table = table, s->options = options;
+    while (q && r && s && receive(channel, q, &fd) == (ssize_t)sizeof *q && q->magic == DKV_WIRE_MAGIC) {
         memset(r, 0, sizeof *r);
-        dkv_outcome o = q->op == DKV_OP_OPEN       ? openSpec(&s, q, r)
-                        : q->op == DKV_OP_DESCRIBE ? describe(&s, q, r)
-                        : q->op == DKV_OP_LAUNCH   ? launch(&s, q, fd, r)
-                        : q->op == DKV_OP_TIME     ? timeOnDevice(&s, r)
-                        : q->op == DKV_OP_PROBE    ? probe(&s, r)
+        dkv_outcome o = q->op == DKV_OP_OPEN       ? openSpec(s, q, r)
+                        : q->op == DKV_OP_DESCRIBE ? describe(s, q, r)
+                        : q->op == DKV_OP_LAUNCH   ? launch(s, q, fd, r)
+                        : q->op == DKV_OP_TIME     ? timeOnDevice(s, r)
+                        : q->op == DKV_OP_PROBE    ? probe(s, r)
                                                    : DKV_W_HARNESS;
         if (fd >= 0) close(fd);
         r->magic = DKV_WIRE_MAGIC;
@@ -230,10 +237,26 @@ int dkv_serveWorker(const char *fd_word) {
         fflush(stdout);
         if (send(channel, r, sizeof *r, MSG_NOSIGNAL) != (ssize_t)sizeof *r) break;
     }
+    if (s) {
+        dropProblem(s);
+        dkv_closeGpu(s->gpu);
+        dkv_closeKernel(&s->kernel);
+    }
     free(q);
     free(r);
-    dropProblem(&s);
-    dkv_closeGpu(s.gpu);
-    dkv_closeKernel(&s.kernel);
+    free(s);
     return 0;
+}
+
+int dkv_serveWorker(const char *fd_word) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);               /* a kernel that hangs must not outlive its coordinator */
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* no core files of crashing kernels */
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    return serve(atoi(fd_word), NULL, NULL);
+}
+
+int dkv_serveWorkerWith(int fd, const dualkv_kernel *table, const char *options) { return serve(fd, table, options); }
+
+int dualkv_serve(int fd, const dualkv_kernel *kernel, const char *options) {
+    return kernel ? dkv_serveWorkerWith(fd, kernel, options) : DKV_EUSER;
 }

@@ -1,0 +1,22 @@
+/* pyhost.h: kernels that are functions of a Python file: the interpreter, the package `dualkv` that serves them, and
+ * the command of such a worker. */
+#ifndef DKV_PYHOST_H
+#define DKV_PYHOST_H
+
+#include "kernel.h"
+
+/* Folder that holds the package `dualkv`: in a build folder, installed, or around a wheel's program. 0: none. */
+int dkv_findPackage(char *path, size_t n);
+/* $DUALKV_PYTHON, else the first of python3 on the PATH and /usr/bin/python3 that can import numpy. Starts processes
+ * once; the answer is kept. DKV_EUSER where none can. */
+int dkv_findPython(const char **program, dkv_err *err);
+
+typedef struct dkv_command_line {
+    char *argv[9], **envp; /* NULL-terminated */
+    char *owned[4];
+} dkv_command_line;
+/* `PYTHON -m dualkv.worker FD FILE FUNCTION OPTIONS`; the environment names the package's folder and libdualkv.so. */
+int dkv_makePythonCommand(const dkv_kernel_spec *spec, const char *fd_word, dkv_command_line *out, dkv_err *err);
+void dkv_freeCommandLine(dkv_command_line *c);
+
+#endif
