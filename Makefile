@@ -28,7 +28,7 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
   MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 .SECONDARY:
-.PHONY: help all test test-unit test-one test-fuzz test-long verify bench deps install bundle cuda clean FORCE
+.PHONY: help all test test-unit test-one test-fuzz test-long verify bench deps install bundle wheel wheel-files cuda clean FORCE
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -191,6 +191,22 @@ bundle: all cuda ## build/bundle and bundle.tar.gz: run on a machine without the
 	  $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/$$t || exit 1; done
 	tar -C $(B) -czf $(B)/bundle.tar.gz bundle
 	du -sh $(B)/bundle $(B)/bundle.tar.gz
+
+# What a wheel carries beside the package: program, library, plugin (where it was built), data, and the libraries they
+# need, with the licences of these.
+WHEEL := $(B)/wheel
+wheel-files: all
+	rm -rf $(WHEEL) && mkdir -p $(WHEEL)/lib/licenses $(WHEEL)/data
+	cp $(wildcard $(B)/libdualkv_cuda.so) ref/dualkv_kernel.h verify/dualkv.h $(WHEEL)/
+	cp -r data/suites data/corpus data/recorded data/waivers.txt $(WHEEL)/data/
+	for l in $$(ldd $(B)/dualkv | awk '/openblas|cjson|quadmath|gfortran/ {print $$3}'); do cp -L $$l $(WHEEL)/lib/; done
+	for l in libopenblas0-pthread libcjson1 libquadmath0 libgfortran5; do f=/usr/share/doc/$$l/copyright; \
+	  [ ! -f $$f ] || cp $$f $(WHEEL)/lib/licenses/$$l; done
+	$(CC) -s $(LDFLAGS) -rdynamic $(B)/obj/verify/main.o $(B)/libdualkv.a $(LDLIBS) $(BUNDLE_RPATH) -o $(WHEEL)/dualkv
+	$(CC) -s -shared $(LDFLAGS) $(OBJ) $(LDLIBS) $(BUNDLE_RPATH) -Wl,--version-script=verify/dualkv.map \
+	  -o $(WHEEL)/libdualkv.so
+wheel: wheel-files ## build/dist/dualkv-….whl: the Python package with program, library and data (for this platform)
+	python3 verify/python/build_backend.py $(WHEEL) $(B)/dist
 
 clean: ## remove what was built
 	rm -rf $(B)

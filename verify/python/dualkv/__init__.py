@@ -1,0 +1,20 @@
+"""DualKV Verify from Python: is an attention kernel exactly attention, shared prompts included?
+
+    import dualkv
+
+    result = dualkv.check(my_attention, "shape=200+3x77 heads=8:2 dim=64", convention="packed")
+    print(result.status, result.why)
+
+Problems, inputs and expansion are those of libdualkv.so, verdicts those of the program ``dualkv``; ``python -m dualkv`` is
+that program.
+"""
+
+from ._lib import VERSION as __version__
+from ._lib import DualKVError, LibraryError, LineError, RefusedError
+from .inputs import Inputs, decode_bf16, encode_bf16, inputs
+from .problem import Expansion, KeyRange, Problem, Segment, canonical, suite, suites
+
+__all__ = [
+    "DualKVError", "Expansion", "Inputs", "KeyRange", "LibraryError", "LineError", "Problem", "RefusedError", "Segment",
+    "__version__", "canonical", "decode_bf16", "encode_bf16", "inputs", "suite", "suites",
+]
