@@ -28,7 +28,7 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
   MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 .SECONDARY:
-.PHONY: help all test test-unit test-one test-fuzz test-long verify bench deps install bundle wheel wheel-files cuda clean FORCE
+.PHONY: help all test test-unit test-one test-python test-fuzz test-long verify bench deps install bundle wheel wheel-files cuda clean FORCE
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -110,8 +110,15 @@ RUN_TESTS = printf '%s\n' $(TESTS) | xargs -P $$(nproc) -n 1 sh -c '$(RUN_ONE)' 
 test-unit: $(TESTS:%=$(B)/test/%) all $(TESTKERNELS) ## unit tests of one build (SAN=1: under ASan and UBSan)
 	@$(RUN_TESTS)
 
-test: ## everything CI runs: unit tests, the same under sanitizers, self-test, a minute of fuzzing, CUDA build
+# A Python that can import NumPy.
+FIND_PYTHON = for p in $(PYTHON) python3 /usr/bin/python3; do $$p -c 'import numpy' 2>/dev/null && break; done
+test-python: all ## tests of the Python package (PYTHON=… names the interpreter; it needs NumPy)
+	@$(FIND_PYTHON); DUALKV_DATA=$(CURDIR)/data PYTHONPATH=$(abspath $(B))/python PYTHONDONTWRITEBYTECODE=1 \
+	  $$p -W error -m unittest discover -s verify/python/tests
+
+test: ## everything CI runs: unit tests, the same under sanitizers, Python, self-test, a minute of fuzzing, CUDA build
 	$(MAKE) all test-unit
+	$(MAKE) test-python
 	$(MAKE) B=$(B)/san SAN=1 test-unit
 	$(B)/dualkv selftest
 	$(MAKE) test-fuzz

@@ -55,8 +55,9 @@ class Segment(ctypes.Structure):
 
 
 class CProblem(ctypes.Structure):
-    """dualkv_problem: what a kernel receives."""
+    """dualkv_problem: what a kernel receives. ``owner``: what keeps its arrays alive."""
 
+    owner: Any = None
     _fields_ = [("size", c_uint32), ("n_groups", c_int32), ("n_segments", c_int32), ("hq", c_int32),
                 ("hkv", c_int32), ("dqk", c_int32), ("dv", c_int32), ("dtype", c_int32), ("n_ranges", c_int64),
                 ("tq", c_int64), ("tk", c_int64), ("max_q_len", c_int64), ("max_k_len", c_int64),

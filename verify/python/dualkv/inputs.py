@@ -78,7 +78,7 @@ def inputs(problem: Problem | str, layout: Layout = "packed", as_: Literal["nump
         if narrow and as_ == "numpy" and bf16 == "float32":
             out[name] = _one(p, layout, name, _lib.FLOAT, np.dtype(np.float32), shape)
             continue
-        dtype = np.dtype(np.float32) if name in ("dlse", "sink") else _NUMPY[p.dtype]
+        dtype: np.dtype[Any] = np.dtype(np.float32) if name in ("dlse", "sink") else _NUMPY[p.dtype]
         bits = _one(p, layout, name, _lib.BITS, dtype, shape)
         out[name] = _torch(bits, narrow, device) if as_ == "torch" else bits
     return Inputs(**out)

@@ -119,11 +119,13 @@ class Problem:
         return Problem, (self.line,)
 
     def view(self, layout: Layout = "packed") -> _lib.CProblem:
-        """The ``dualkv_problem`` of ref/dualkv_kernel.h that a kernel of this layout receives; valid while this lives."""
+        """The ``dualkv_problem`` of ref/dualkv_kernel.h that a kernel of this layout receives."""
         found = _lib.lib().dualkv_view(self._handle, layout_number(layout))
         if not found:
             raise _lib.DualKVError(f"{self.line}: its {layout} layout does not fit into memory")
-        return cast(_lib.CProblem, found.contents)
+        view = cast(_lib.CProblem, found.contents)
+        view.owner = self  # the arrays that it points to live as long as the problem
+        return view
 
     def segments(self, layout: Layout = "packed") -> tuple[Segment, ...]:
         """Its segments in depth-first order."""

@@ -1,0 +1,181 @@
+"""Problems and inputs: against NumPy written from the definitions, and against a small independent generator of rows."""
+
+import ctypes
+import os
+import pickle
+import unittest
+
+import numpy as np
+
+import dualkv
+from dualkv import _lib
+
+LINES = [
+    "shape=4",
+    "shape=4+2x3 heads=2:1 dim=16",
+    "shape=5+3@2,(2+1x2)/4 heads=4:2 dim=8:12 sinklogit=0.5 dlse=on seed=9",
+    "shape=6k+3@2,4 heads=2:1 dim=8 dtype=fp16 mask=prefix",
+    "shape=0+3x4 dim=8 dtype=fp32 mask=window:3:1",
+    "shape=9+4,5 dim=8 mask=block:2:0.5:3 alibi=on heads=4:4 grad=off",
+    "shape=3+(2+2,1),2x(1+2x1) dim=4 mask=full",
+]
+
+
+def visible(p, position, key, seen_before, root):
+    """The definition of each mask, over positions."""
+    if p.mask == "full" or (p.mask == "prefix" and root):
+        return True
+    if key > position:
+        return False
+    if p.mask == "window":
+        return key > position - p.window or key < p.window_sinks
+    if p.mask == "chunk":
+        return key // p.chunk == position // p.chunk
+    return True
+
+
+class Problems(unittest.TestCase):
+    def test_a_line_is_what_it_says(self):
+        p = dualkv.Problem("dim=16   heads=2:1 shape=4+3,3 seed=1")
+        self.assertEqual(str(p), "shape=4+2x3 heads=2:1 dim=16")
+        self.assertEqual((p.hq, p.hkv, p.dqk, p.dv, p.dtype, p.mask, p.tq, p.tk), (2, 1, 16, 16, "bf16", "causal", 10, 10))
+        self.assertEqual(p.scale, 0.25)
+        self.assertEqual(p, dualkv.Problem(str(p)))
+        self.assertEqual(pickle.loads(pickle.dumps(p)), p)
+        self.assertEqual(dualkv.canonical("shape=4+3,3"), "shape=4+2x3")
+        self.assertIsNone(p.alibi_slopes)
+        np.testing.assert_allclose(dualkv.Problem(LINES[5]).alibi_slopes, [2**-2, 2**-4, 2**-6, 2**-8])
+
+    def test_segments_cover_the_rows(self):
+        for line in LINES:
+            p = dualkv.Problem(line)
+            rows = [r for s in p.segments() for r in range(s.k_start, s.k_start + s.k_len)]
+            self.assertEqual(rows, list(range(p.tk)), line)
+            for s in p.segments():
+                self.assertEqual(sum(r.length for r in s.ranges), s.context + s.k_len, line)
+
+    def test_the_mask_is_its_definition(self):
+        for line in LINES:
+            p = dualkv.Problem(line)
+            want = np.zeros((p.tq, p.tk), bool)
+            for s in p.segments():
+                keys = [r.start + i for r in s.ranges for i in range(r.length)]
+                for t in range(s.q_len):
+                    for position, key in enumerate(keys):
+                        want[s.q_start + t, key] = visible(p, s.context + t, position, s.context, s.parent < 0)
+            got = p.mask_array()
+            if p.mask == "block":  # a hash decides within what is causal
+                self.assertTrue((got <= want).all() and got.any())
+            else:
+                np.testing.assert_array_equal(got, want, line)
+
+    def test_replicated_rows_see_what_packed_rows_see(self):
+        for line in LINES:
+            p = dualkv.Problem(line)
+            e = p.expansion()
+            mask = p.mask_array("replicated")
+            packed = p.mask_array()
+            self.assertEqual(mask.shape, (len(e.q), len(e.k)), line)
+            np.testing.assert_array_equal(mask.sum(1), packed.sum(1)[e.q], line)
+            self.assertEqual(e.own.sum(), p.tq, line)
+
+    def test_expansion_and_its_transpose(self):
+        rng = np.random.default_rng(1)
+        for line in LINES:
+            p = dualkv.Problem(line)
+            for rows, n, first in (("q", p.tq, p.cu_seqlens_q), ("k", p.tk, p.cu_seqlens_k)):
+                x, y = rng.integers(-9, 9, (n, 3)), rng.integers(-9, 9, (first[-1], 3))
+                self.assertEqual((p.expand(x, rows) * y).sum(), (x * p.reduce(y, rows)).sum(), line)  # <Ex, y> = <x, E'y>
+                np.testing.assert_array_equal(p.expand(x.T, rows, axis=1), p.expand(x, rows).T)
+                np.testing.assert_array_equal(p.reduce(y.T, rows, axis=1), p.reduce(y, rows).T)
+            x = rng.integers(-9, 9, (p.tq, 2))
+            np.testing.assert_array_equal(p.own(p.expand(x, "q")), x)
+
+    def test_wrong_shapes_are_refused(self):
+        p = dualkv.Problem("shape=4+2x3")
+        for call in (lambda: p.expand(np.zeros((11, 2)), "q"), lambda: p.reduce(np.zeros(10), "k"),
+                     lambda: p.expand(np.zeros(10), "rows"), lambda: p.view("other"), lambda: p.expand(1.0, "q")):
+            self.assertRaises(ValueError, call)
+
+    def test_bad_lines(self):
+        for line, position in (("shape=4 dim=300", 13), ("shape=4+", 9), ("", 0), ("shape=4 \0", 9), ("shape=é", 7)):
+            with self.assertRaises(dualkv.LineError) as caught:
+                dualkv.Problem(line)
+            self.assertEqual(caught.exception.position, position, str(caught.exception))
+            self.assertNotIn("\n", str(caught.exception))
+        self.assertRaises(dualkv.RefusedError, dualkv.Problem, "shape=4+2 mask=bidir")
+        self.assertRaises(TypeError, dualkv.Problem, 7)
+        self.assertRaises(MemoryError, dualkv.Problem("shape=65536").mask_array)
+
+    def test_suites(self):
+        self.assertIn("ci", dualkv.suites())
+        lines = dualkv.suite("smoke")
+        self.assertEqual(lines, [dualkv.canonical(line) for line in lines])
+        self.assertRaises(dualkv.LineError, dualkv.suite, "nosuch")
+
+
+class Inputs(unittest.TestCase):
+    def test_shapes_and_dtypes(self):
+        p = dualkv.Problem(LINES[2])
+        i = dualkv.inputs(p)
+        self.assertEqual({k: v.shape for k, v in dict(i).items()}, p.shapes())
+        self.assertEqual(i.q.shape, (p.tq, 4, 8))
+        self.assertEqual(i.v.shape, (p.tk, 2, 12))
+        self.assertEqual(i.dlse.shape, (4, p.tq))
+        self.assertTrue(all(x.dtype == np.float32 for x in dict(i).values()))
+        self.assertEqual(dualkv.inputs(LINES[3]).q.dtype, np.float16)
+        self.assertEqual(dualkv.inputs(p, bf16="uint16").k.dtype, np.uint16)
+        self.assertIsNone(dualkv.inputs(LINES[5]).do)
+        self.assertNotIn("do", dict(dualkv.inputs(LINES[5])))
+
+    def test_bits_and_values_agree(self):
+        p = dualkv.Problem(LINES[2])
+        values, bits = dualkv.inputs(p), dualkv.inputs(p, bf16="uint16")
+        np.testing.assert_array_equal((bits.q.astype(np.uint32) << 16).view(np.float32), values.q)
+        np.testing.assert_array_equal(dualkv.decode_bf16(bits.k), values.k)
+        np.testing.assert_array_equal(dualkv.encode_bf16(values.k), bits.k)
+        self.assertEqual(dualkv.encode_bf16([1 + 2**-8, 1 + 3 * 2**-8]).tolist(), [0x3F80, 0x3F82])  # ties to even
+
+    def test_replicated_inputs_are_expanded(self):
+        for line in LINES:
+            p = dualkv.Problem(line)
+            i, r = dualkv.inputs(p), dualkv.inputs(p, "replicated")
+            np.testing.assert_array_equal(r.q, p.expand(i.q, "q"))
+            np.testing.assert_array_equal(r.k, p.expand(i.k, "k"))
+            np.testing.assert_array_equal(r.v, p.expand(i.v, "k"))
+            if i.do is not None:
+                np.testing.assert_array_equal(p.reduce(r.do, "q"), i.do)
+                self.assertFalse(r.do[~p.expansion().own].any())
+            if i.dlse is not None:
+                np.testing.assert_array_equal(p.reduce(r.dlse, "q", axis=1), i.dlse)
+            if i.sink is not None:
+                np.testing.assert_array_equal(r.sink, i.sink)
+
+    def test_torch(self):
+        try:
+            import torch
+        except ImportError:
+            self.skipTest("no torch")
+        i, n = dualkv.inputs(LINES[2], as_="torch"), dualkv.inputs(LINES[2])
+        self.assertEqual(i.q.dtype, torch.bfloat16)
+        np.testing.assert_array_equal(i.q.float().numpy(), n.q)
+        np.testing.assert_array_equal(i.dlse.numpy(), n.dlse)
+
+    def test_words_that_are_not(self):
+        for options in ({"layout": "other"}, {"as_": "jax"}, {"bf16": "bf16"}, {"device": "cuda"}):
+            self.assertRaises(ValueError, dualkv.inputs, "shape=4", **options)
+
+
+class Library(unittest.TestCase):
+    def test_version_is_the_packages(self):
+        self.assertEqual(_lib.lib().dualkv_version().decode(), dualkv.__version__)
+        here = os.path.dirname(os.path.abspath(__file__))
+        with open(os.path.join(here, "..", "pyproject.toml")) as f:
+            self.assertIn(f'version = "{dualkv.__version__}"', f.read())
+
+    def test_structures_have_the_size_that_the_library_says(self):
+        self.assertEqual(dualkv.Problem("shape=4").view().size, ctypes.sizeof(_lib.CProblem))
+
+
+if __name__ == "__main__":
+    unittest.main()
