@@ -131,9 +131,8 @@ test-fuzz: all ## the corpus, a minute of fuzzing, some of the planted faults
 	DUALKV_DATA=data $(B)/dualkv fuzz --kernel emu --time 60s --json $(B)/fuzz.jsonl
 	DUALKV_DATA=data $(B)/dualkv power --kernel emu --faults E5,$(SMOKE_FAULTS) --seeds 1 --no-shrink --no-matrix
 
-test-long: all ## an hour: 20000 clean cases, every planted fault for three seeds and by suite ci alone
-	DUALKV_DATA=data $(B)/dualkv fuzz --kernel emu --cases 20000 --seed 2 --json $(B)/fuzz-long.jsonl
-	DUALKV_DATA=data $(B)/dualkv power --kernel emu ci --json $(B)/power.jsonl --markdown $(B)/power.md
+test-long: all ## two hours: 20000 clean cases, 200 reseeded runs of ci, every planted fault for three seeds; resumable
+	DUALKV_DATA=data fuzz/long.sh $(B)/dualkv $(B)/long
 
 # Where there is a GPU, its kernel beside the emulated one.
 verify: all $(if $(wildcard /dev/nvidia0),cuda) ## judge the kernels on suite ci and on recorded activations: records and report.md

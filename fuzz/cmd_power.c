@@ -109,6 +109,7 @@ int dkv_cmdPower(const dkv_cli *cli) {
     dkv_catchSignals();
     if (!rc) rc = dkv_runPower(&p, &err);
     if (p.say) fprintf(stderr, "\r\033[K");
+    if (p.stopped) rc = 0; /* whatever it broke off */
     if (!rc && !p.stopped) {
         dkv_power_summary s = dkv_summarisePower(&p);
         if (!cli->quiet && !(cli->json && !strcmp(cli->json, "-"))) sayFaults(&p, cli->verbose);
@@ -116,7 +117,12 @@ int dkv_cmdPower(const dkv_cli *cli) {
         if (!rc) rc = writeFile(&p, cli->markdown, dkv_writePowerMarkdown, &err);
         code = saySummary(&p, &s);
     }
-    code = rc ? dkv_complain(&err) : p.stopped ? 128 + dkv_stopRequested : code;
+    if (p.stopped && p.n_faults) { /* keep what is complete */
+        fprintf(stderr, "dualkv: interrupted\n");
+        rc = writeFile(&p, cli->json, dkv_writePowerJson, &err);
+    }
+    if (rc) code = dkv_complain(&err);
+    if (p.stopped) code = 128 + dkv_stopRequested;
     dkv_freePower(&p);
     dkv_freeSelection(&suite);
     return code;

@@ -121,8 +121,19 @@ static cJSON *cleanObject(const dkv_power *p) {
     return o;
 }
 
+/* Did the hunts of this fault (of the clean kernel, where i is past the last) end, or were they interrupted? */
+static bool isComplete(const dkv_power *p, int i) {
+    if (!p->stopped) return true;
+    for (int s = 0; i < p->n_faults && s < p->seeds; s++) {
+        const dkv_hunt *h = &p->fault[i].hunts[s];
+        if (!h->found[0] && h->cases[0] < p->cases) return false;
+    }
+    return i < p->n_faults;
+}
+
 int dkv_writePowerJson(const dkv_power *p, FILE *f) {
     for (int i = 0; i <= p->n_faults; i++) {
+        if (!isComplete(p, i)) continue;
         cJSON *o = i < p->n_faults ? faultObject(p, &p->fault[i]) : cleanObject(p);
         char *text = cJSON_PrintUnformatted(o);
         int bad = !text || fprintf(f, "%s\n", text) < 0;

@@ -246,7 +246,8 @@ static dkv_outcome awaitReply(dkv_worker *w, const dkv_request *q, const char *d
             bool stopped = dkv_stopRequested != 0;
             if (w->pid == ATTACHED) loseAttached(w);
             dkv_stopWorker(w);
-            snprintf(w->why, sizeof w->why, "no answer within %.3g s %s", w->timeout, during);
+            if (stopped) snprintf(w->why, sizeof w->why, "interrupted %s", during);
+            else snprintf(w->why, sizeof w->why, "no answer within %.3g s %s", w->timeout, during);
             return stopped ? DKV_W_STOPPED : DKV_W_TIMEOUT;
         }
         poll(p, 2, left > 0.1 ? 100 : (int)(left * 1000) + 1);

@@ -1,0 +1,63 @@
+#!/bin/sh
+# The long campaign (make test-long): no false alarm on clean kernels, every planted fault found.
+#   fuzz/long.sh PROGRAM OUT [CASES [RUNS]]
+# Each step leaves its records in OUT and is skipped where they are complete: an interrupted campaign goes on.
+# Exit: 1 a false alarm or a fault that was missed.
+set -u
+dualkv=$1 out=$2 cases=${3:-20000} runs=${4:-200}
+mkdir -p "$out" || exit 2
+bad=0
+
+# 1. clean cases over all dtypes, and the control E5 (subnormal exponentials flushed: explained by no rule, harmless)
+for kernel in emu emu-replicated emu+fault=E5; do
+    n=$cases
+    [ $kernel = emu ] || n=$((cases / 10))
+    [ -f "$out/clean-$kernel.done" ] && continue
+    "$dualkv" fuzz --kernel $kernel --cases $n --seed 2 --quiet --resume --json "$out/clean-$kernel.jsonl"
+    case $? in
+    0) "$dualkv" report --markdown "$out/clean-$kernel.md" "$out/clean-$kernel.jsonl" && touch "$out/clean-$kernel.done" ;;
+    130 | 143) exit 130 ;;
+    *) bad=1 ;;
+    esac
+    echo "clean $kernel: $(grep -c '"status":"PASSED"' "$out/clean-$kernel.jsonl") of $n PASSED"
+done
+
+# 2. suite ci with other seeds: the budget of false alarms of one run is 1e-4
+touch "$out/reseeded.jsonl"
+i=$(wc -l <"$out/reseeded.jsonl")
+while [ "$i" -lt "$runs" ]; do
+    i=$((i + 1))
+    "$dualkv" check ci --kernel emu --reseed $i --quiet --json "$out/one.jsonl" >"$out/one.txt" 2>&1
+    code=$?
+    [ $code -lt 128 ] || exit 130
+    alarms=$(grep -vc '"status":"PASSED"' "$out/one.jsonl")
+    echo "{\"suite\":\"ci\",\"reseed\":$i,\"exit\":$code,\"cases\":$(wc -l <"$out/one.jsonl"),\"not_passed\":$alarms}" \
+        >>"$out/reseeded.jsonl"
+    if [ "$alarms" -ne 0 ]; then
+        bad=1
+        grep -v '"status":"PASSED"' "$out/one.jsonl" >>"$out/reseeded-alarms.jsonl"
+        cat "$out/one.txt"
+    fi
+done
+echo "reseeded ci: $(grep -c '"not_passed":0}' "$out/reseeded.jsonl") of $i runs without an alarm"
+
+# 3. planted faults: by the fuzzer for three seeds, by suite ci alone, by the usual rules; shrunk
+if [ ! -f "$out/power.done" ]; then
+    "$dualkv" power --kernel emu ci --json "$out/power.jsonl" --markdown "$out/power.md"
+    case $? in
+    0) touch "$out/power.done" ;;
+    130 | 143) exit 130 ;;
+    *) bad=1 ;;
+    esac
+fi
+
+# 4. shrinking from a large line: at most two segments, one or two heads, within a minute
+if [ ! -f "$out/shrunk.txt" ]; then
+    "$dualkv" list faults | awk '{print $1}' | while read -r id; do
+        start=$(date +%s)
+        line=$("$dualkv" shrink 'shape=260+6x50,3x31 heads=8:2' --kernel emu+fault="$id" 2>/dev/null | tail -1)
+        echo "$id $(($(date +%s) - start)) s: $line"
+    done >"$out/shrunk.part"
+    mv "$out/shrunk.part" "$out/shrunk.txt"
+fi
+exit $bad
