@@ -56,10 +56,10 @@ typedef struct dkv_backward_row {
 } dkv_backward_row;
 
 /* Weights of one row: wq, wk, wv [n], whose products with |K|, |Q| and |dO| bound dQ/scale, dK/scale and dV.
- * wv: exp(s - lse) on entry. z_ij = sum_c |dO||v|; chain_k: of dK and dV, for each key. wk may be dp. */
+ * p [n]: exp(s - lse); z_ij = sum_c |dO||v|; chain_k: of dK and dV, for each key. wq may be z, wk dp. */
 void dkv_backwardRow(const dkv_units *t, const dkv_backward_row *r, int64_t n, const double *s,
-                     const double *sigma, const double *z, const double *dp, const double *chain_k,
-                     double *wq, double *wk, double *wv);
+                     const double *sigma, const double *p, const double *z, const double *dp,
+                     const double *chain_k, double *wq, double *wk, double *wv);
 
 /* The same formula for the sink's logit. forward: x of exp(sink - max); backward: relative error of exp(sink
  * - lse). */

@@ -50,14 +50,14 @@ CLONES void dkv_forwardRow(const dkv_units *t, dkv_forward_row *r, int64_t n, co
 }
 
 CLONES void dkv_backwardRow(const dkv_units *t, const dkv_backward_row *r, int64_t n, const double *s,
-                            const double *sigma, const double *z, const double *dp, const double *chain_k,
-                            double *wq, double *wk, double *wv) {
+                            const double *sigma, const double *p, const double *z, const double *dp,
+                            const double *chain_k, double *wq, double *wk, double *wv) {
     double x[DKV_TILE_KEYS] = {0}, h[DKV_TILE_KEYS], e[DKV_TILE_KEYS], ds[DKV_TILE_KEYS];
     const dkv_grad_units g = dkv_formulaGradUnits(t, r->lse);
     for (int64_t j = 0; j < n; j++) {
         double y = dkv_formulaBackwardX(g, s[j], sigma[j], r->lse, r->tol_lse);
         x[j] = s[j] > -(double)INFINITY ? y : 0;
-        wv[j] = s[j] > -(double)INFINITY ? wv[j] : 0;
+        wv[j] = s[j] > -(double)INFINITY ? p[j] : 0;
     }
     if (dkv_maxOf(x, n) <= 1)
         for (int64_t j = 0; j < n; j++) h[j] = dkv_formulaGrowSmall(wv[j], x[j]);

@@ -26,8 +26,8 @@ typedef struct dkv_oracle {
 int dkv_allocOracle(const dkv_layout *l, dkv_oracle *o, dkv_err *err);
 void dkv_freeOracle(dkv_oracle *o);
 
-/* Truth (dkv_refBlocked) and bound: needs no kernel outputs. Where the truth is not finite the bound is NaN or infinity. It
- * is DKV_UNCLAIMED where nothing is claimed though the truth be finite: an input of the element's own branch is not finite
+/* Truth (the same bits as dkv_refBlocked's) and bound: needs no kernel outputs. Where the truth is not finite the
+ * bound is NaN or infinity. It is DKV_UNCLAIMED where nothing is claimed though the truth be finite: an input of the element's own branch is not finite
  * and a masked pair may carry it (0 times NaN; bound_exempt.c). Infinite beside a finite truth: an error of e^700 is
  * possible. */
 #define DKV_UNCLAIMED (-1.0)

@@ -1,20 +1,19 @@
-/* oracle_bound.c: the bound of every element, on the traversal of the blocked reference (TOLERANCE.md,
- * "Bound").
+/* oracle_bound.c: truth and bound of every element in one traversal (TOLERANCE.md, "Bound").
  *
- * A work item is a block of rows of one KV head. It walks its key tiles three times: chains and maxima (which
- * the formulas need first), forward, backward. Scores and their sigma are kept from the first walk where they
- * fit. Products of magnitudes run in fp32 where the inputs' range allows, else in fp64; the fp32 results are
- * raised by their own error. dK and dV are summed block after block, in one fixed order, whatever the number
+ * A work item is a block of rows of one KV head. It walks its key tiles three times: the truth's forward, with the
+ * chains and maxima that the formulas need first; the bound's forward; both backwards. Scores and their sigma are
+ * kept from the first walk where they fit. Products of magnitudes run in fp32 where the inputs' range allows, else in
+ * fp64; the fp32 results are raised by their own error. dK and dV are summed block after block, in one fixed order, whatever the number
  * of threads. */
 #include <cblas.h>
 #include <math.h>
-#include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bound_formula.h"
 #include "dtype.h"
+#include "lanes.h"
+#include "truth.h"
 #include "vexp.h"
 
 #define KEEP_PAIRS ((int64_t)1 << 21) /* pairs a block whose score and sigma are kept: 32 MiB a thread */
@@ -23,8 +22,6 @@
     (1 + 0x1p-13)            /* sums of at most 512 magnitudes in fp32, their weights and operands rounded */
 #define FP32_WEIGHT 0x1p-90  /* smaller weights are raised to it, */
 #define FP32_OPERAND 0x1p-60 /* smaller operands to it: a product is above fp32's subnormals or nothing */
-
-typedef struct lane lane;
 
 typedef struct work {
     const dkv_problem *p;
@@ -35,28 +32,24 @@ typedef struct work {
     dkv_key_chains chains;
     double *chain_k; /* [tk] error of a chain of dK and dV */
     bool fp32;       /* products of magnitudes in fp32 */
-    int threads;
-    int64_t n_items, next; /* item = block * hkv + KV head */
-    double *sink;          /* [n_items, g, 2]: error and magnitude of dSink */
-    lane *lanes;
-    pthread_mutex_t lock;
-    pthread_cond_t moved;
+    dkv_lanes lanes;
+    double *sink;       /* [n_items, g, 2]: error and magnitude of dSink */
+    double *truth_sink; /* [n_items, g]: dSink */
 } work;
 
 typedef struct pairs { /* what is known of a tile's pairs: score, sigma [m, n] */
     double *s, *sigma;
 } pairs;
 
-struct lane { /* one thread's */
+typedef struct lane { /* one thread's */
+    dkv_lane at;
     work *w;
-    pthread_t thread;
-    dkv_head h;
-    dkv_block b;
-    int64_t block, item, done; /* as in ref_blocked.c */
+    dkv_truth truth;
     dkv_row_chains rows;
     double *kept; /* [2, KEEP_PAIRS] */
     int64_t used;
     double *s, *sigma, *dp, *wq, *wv;     /* [m, tile] */
+    double *p, *ds, *cap;                 /* [m, tile]: the truth's backward; cap: NULL without softcap */
     double *a, *c;                        /* fp64 operands: magnitudes of rows or keys */
     float *qf, *df, *kf, *vf;             /* fp32 magnitudes of the block's and the tile's operands */
     float *wf, *xf;                       /* fp32 weights [m, tile]; product [max(m, tile), max(d, tile)] */
@@ -65,7 +58,7 @@ struct lane { /* one thread's */
     double *v_max;                        /* [dv]: largest finite |V| that the block may see */
     double *lse, *tol_lse, *delta, *base; /* [m] */
     dkv_forward_row *forward;             /* [m] */
-};
+} lane;
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -87,7 +80,7 @@ static void magnitudes32(const double *x, int64_t n, double add, float *y) {
 /* y [m, n] = |x| |k|^T over d */
 static void crossMagnitudes(lane *t, const double *x, const float *xf, const double *k, const float *kf,
                             int64_t d, int64_t n, double *y) {
-    const int64_t m = t->b.m;
+    const int64_t m = t->at.b.m;
     if (t->w->fp32) {
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)d, 1, xf, (int)d, kf,
                     (int)d, 0, t->xf, (int)n);
@@ -113,7 +106,7 @@ static bool narrow(lane *t, const double *w, int64_t n) {
 /* acc [m, d] += w [m, n] |x| [n, d] */
 static void addToRows(lane *t, const double *w, int64_t n, const double *x, const float *xf, int64_t d,
                       double *acc) {
-    const int64_t m = t->b.m;
+    const int64_t m = t->at.b.m;
     if (narrow(t, w, m * n)) {
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->wf, (int)n, xf,
                     (int)d, 0, t->xf, (int)d);
@@ -127,7 +120,7 @@ static void addToRows(lane *t, const double *w, int64_t n, const double *x, cons
 
 /* sum [n, d] = w^T |x|, w [m, n], x [m, d] */
 static void sumOverRows(lane *t, const double *w, int64_t n, const double *x, const float *xf, int64_t d) {
-    const int64_t m = t->b.m;
+    const int64_t m = t->at.b.m;
     if (narrow(t, w, m * n)) {
         cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, t->wf, (int)n, xf,
                     (int)d, 0, t->xf, (int)d);
@@ -142,31 +135,31 @@ static void sumOverRows(lane *t, const double *w, int64_t n, const double *x, co
 /* --- one tile --- */
 
 static int64_t rangePosition(const lane *t, const dkv_tile *tile) {
-    const dualkv_segment *seg = &t->w->l->view.segments[t->b.node];
+    const dualkv_segment *seg = &t->w->l->view.segments[t->at.b.node];
     return t->w->l->view.ranges[seg->range_begin + tile->range].pos;
 }
 
 static double slopeOf(const lane *t, int64_t i) {
-    return t->w->p->alibi ? t->w->l->alibi_slopes[t->h.kvh * t->h.g + i % t->h.g] : 0;
+    return t->w->p->alibi ? t->w->l->alibi_slopes[t->at.h.kvh * t->at.h.g + i % t->at.h.g] : 0;
 }
 
 static double distanceOf(const lane *t, const dkv_tile *tile, int64_t i) {
-    return (double)(t->w->p->nodes[t->b.node].context + t->b.r0 + i / t->h.g - tile->j0);
+    return (double)(t->w->p->nodes[t->at.b.node].context + t->at.b.r0 + i / t->at.h.g - tile->j0);
 }
 
 /* Scores and sigma of a tile: kept, or computed and kept where there is room. Walks of a block meet the same
  * tiles. */
 static pairs tilePairs(lane *t, const dkv_tile *tile, bool first, int64_t *at) {
-    const int64_t n = tile->n, size = t->b.m * n;
+    const int64_t n = tile->n, size = t->at.b.m * n;
     const int d = t->w->p->dqk;
     const bool fits = *at + size <= KEEP_PAIRS;
     pairs x = {fits ? t->kept + *at : t->s, fits ? t->kept + KEEP_PAIRS + *at : t->sigma};
     if (fits) *at += size;
     if (fits && !first) return x;
     if (t->w->fp32) magnitudes32(tile->k, n * d, t->w->units.operand, t->kf);
-    dkv_tileScores(&t->h, &t->b, tile, x.s, NULL);
-    crossMagnitudes(t, t->b.q, t->qf, tile->k, t->kf, d, n, x.sigma);
-    for (int64_t i = 0; i < t->b.m; i++)
+    dkv_tileScores(&t->at.h, &t->at.b, tile, x.s, NULL);
+    crossMagnitudes(t, t->at.b.q, t->qf, tile->k, t->kf, d, n, x.sigma);
+    for (int64_t i = 0; i < t->at.b.m; i++)
         dkv_sigmaRow(&t->w->units, slopeOf(t, i), distanceOf(t, tile, i), n, x.s + i * n, x.sigma + i * n,
                      x.sigma + i * n);
     return x;
@@ -175,25 +168,28 @@ static pairs tilePairs(lane *t, const dkv_tile *tile, bool first, int64_t *at) {
 static void walkChains(lane *t) {
     dkv_tile tile = {.range = -1};
     int64_t at = 0;
-    dkv_startRowChains(&t->rows, t->b.m);
-    while (dkv_nextTile(&t->h, &t->b, &tile)) {
+    dkv_startRowChains(&t->rows, t->at.b.m);
+    dkv_truthBeginForward(&t->truth);
+    while (dkv_nextTile(&t->at.h, &t->at.b, &tile)) {
         pairs x = tilePairs(t, &tile, true, &at);
         dkv_addRowChains(&t->rows, &tile, tile.j0 - rangePosition(t, &tile), x.s, x.sigma);
+        dkv_truthForwardTile(&t->truth, &tile, x.s, t->p);
     }
     dkv_endRowChains(&t->rows, t->w->units.u);
+    dkv_truthEndForward(&t->truth);
 }
 
 /* A row whose LSE is not finite takes no part: what depends on it is not finite, or (no key) is 0. */
 static bool takesPart(const lane *t, int64_t i) { return isfinite(t->lse[i]); }
 
 static double sinkOf(const lane *t, int64_t i) {
-    return t->w->in->sink ? t->w->in->sink[t->h.kvh * t->h.g + i % t->h.g] : -(double)INFINITY;
+    return t->w->in->sink ? t->w->in->sink[t->at.h.kvh * t->at.h.g + i % t->at.h.g] : -(double)INFINITY;
 }
 
 static void startForward(lane *t) {
     const dkv_units *u = &t->w->units;
     const bool sink = t->w->in->sink != NULL;
-    for (int64_t i = 0; i < t->b.m; i++) {
+    for (int64_t i = 0; i < t->at.b.m; i++) {
         dkv_forward_row *r = &t->forward[i];
         const dkv_row_chains *c = &t->rows;
         if (sink && c->tiles[i] > 0) {
@@ -212,17 +208,17 @@ static void walkForward(lane *t) {
     const int64_t dv = t->w->p->dv;
     dkv_tile tile = {.range = -1};
     int64_t at = 0;
-    memset(t->acc_o, 0, sizeof(double) * (size_t)(t->b.m * dv));
+    memset(t->acc_o, 0, sizeof(double) * (size_t)(t->at.b.m * dv));
     memset(t->v_max, 0, sizeof(double) * (size_t)dv);
     startForward(t);
-    while (dkv_nextTile(&t->h, &t->b, &tile)) {
+    while (dkv_nextTile(&t->at.h, &t->at.b, &tile)) {
         const int64_t n = tile.n;
         pairs x = tilePairs(t, &tile, false, &at);
         for (int64_t j = 0; j < n * dv; j++) {
             double a = fabs(tile.v[j]);
             if (a <= 0x1.fffffep127 && a > t->v_max[j % dv]) t->v_max[j % dv] = a;
         }
-        for (int64_t i = 0; i < t->b.m; i++) {
+        for (int64_t i = 0; i < t->at.b.m; i++) {
             double *p = t->wv + i * n;
             if (!takesPart(t, i)) {
                 memset(p, 0, sizeof *p * (size_t)n);
@@ -266,9 +262,9 @@ static void finishO(lane *t, int64_t i, double sum_h, double *before, double *af
 static void finishDelta(lane *t, int64_t i, const double *tol) {
     const dkv_units *u = &t->w->units;
     const int64_t dv = t->w->p->dv;
-    const double *o = t->o + i * dv, *d_o = t->b.d_o + i * dv, *acc = t->acc_o + i * dv;
+    const double *o = t->o + i * dv, *d_o = t->at.b.d_o + i * dv, *acc = t->acc_o + i * dv;
     const double kappa = t->forward[i].kappa, dp = u->dp + u->dp_round + expm1(t->rows.n[i] * u->u);
-    const int64_t head = t->h.kvh * t->h.g + i % t->h.g, row = t->b.q_row + i / t->h.g;
+    const int64_t head = t->at.h.kvh * t->at.h.g + i % t->at.h.g, row = t->at.b.q_row + i / t->at.h.g;
     const double d_lse = t->w->in->d_lse ? t->w->in->d_lse[head * t->w->l->view.tq + row] : 0;
     double d = 0, e = 0;
     for (int64_t c = 0; c < dv; c++) {
@@ -280,7 +276,7 @@ static void finishDelta(lane *t, int64_t i, const double *tol) {
 }
 
 static void finishForward(lane *t) {
-    const int64_t dv = t->w->p->dv, m = t->b.m;
+    const int64_t dv = t->w->p->dv, m = t->at.b.m;
     double before[256];
     for (int64_t i = 0; i < m; i++) {
         double *tol = t->acc_o + i * dv, sum_h = t->forward[i].sum_h, top = t->forward[i].top;
@@ -300,22 +296,22 @@ static void finishForward(lane *t) {
         if (t->rows.n[i] > 0) {
             double after[256];
             finishO(t, i, sum_h, before, after);
-            if (t->b.d_o) finishDelta(t, i, t->w->units.a->delta_exact ? before : after);
+            if (t->at.b.d_o) finishDelta(t, i, t->w->units.a->delta_exact ? before : after);
             memcpy(tol, after, sizeof *tol * (size_t)dv);
         } else {
             memset(before, 0, sizeof before);
-            if (t->b.d_o) finishDelta(t, i, before);
+            if (t->at.b.d_o) finishDelta(t, i, before);
             memset(tol, 0, sizeof *tol * (size_t)dv);
         }
     }
-    dkv_putRows(&t->h, &t->b, t->acc_o, dv, t->w->out->bound.o);
-    dkv_putLse(&t->h, &t->b, t->tol_lse, t->w->out->bound.lse);
+    dkv_putRows(&t->at.h, &t->at.b, t->acc_o, dv, t->w->out->bound.o);
+    dkv_putLse(&t->at.h, &t->at.b, t->tol_lse, t->w->out->bound.lse);
 }
 
 static void sinkRows(lane *t) {
     const dkv_units *u = &t->w->units;
-    for (int64_t i = 0; t->w->sink && i < t->b.m; i++) {
-        double *x = t->w->sink + 2 * (t->item * t->h.g + i % t->h.g), sink = sinkOf(t, i), e, size;
+    for (int64_t i = 0; t->w->sink && i < t->at.b.m; i++) {
+        double *x = t->w->sink + 2 * (t->at.item * t->at.h.g + i % t->at.h.g), sink = sinkOf(t, i), e, size;
         if (!takesPart(t, i)) continue;
         e = dkv_sinkBackward(u, sink, t->lse[i], t->tol_lse[i]);
         dkv_formulaSinkRow(u, exp(sink - t->lse[i]), e, t->delta[i], t->base[i], &e, &size);
@@ -326,28 +322,10 @@ static void sinkRows(lane *t) {
 
 /* --- backward --- */
 
-/* As in ref_blocked.c: a block adds to a key tile after every earlier block of its head has left it. */
-static void awaitTurn(lane *t, int64_t row, int64_t end) {
-    work *w = t->w;
-    bool wait = true;
-    pthread_mutex_lock(&w->lock);
-    t->done = row;
-    pthread_cond_broadcast(&w->moved);
-    while (wait) {
-        wait = false;
-        for (int i = 0; i < w->threads; i++) {
-            const lane *o = &w->lanes[i];
-            if (o->item >= 0 && o->item < t->item && o->h.kvh == t->h.kvh && o->done < end) wait = true;
-        }
-        if (wait) pthread_cond_wait(&w->moved, &w->lock);
-    }
-    pthread_mutex_unlock(&w->lock);
-}
-
 static void addKeySums(const lane *t, const dkv_tile *tile, int64_t d, double *to) {
     const int64_t hkv = t->w->p->hkv;
     for (int64_t j = 0; j < tile->n; j++) {
-        double *y = to + ((tile->k_row + j) * hkv + t->h.kvh) * d;
+        double *y = to + ((tile->k_row + j) * hkv + t->at.h.kvh) * d;
         for (int64_t c = 0; c < d; c++) y[c] += t->sum[j * d + c];
     }
 }
@@ -355,7 +333,7 @@ static void addKeySums(const lane *t, const dkv_tile *tile, int64_t d, double *t
 static void backwardRows(lane *t, const dkv_tile *tile, const pairs *x) {
     const dkv_units *u = &t->w->units;
     const int64_t n = tile->n, fold = u->a->acc_fold_dq ? u->a->acc_fold_dq : u->a->acc_fold;
-    for (int64_t i = 0; i < t->b.m; i++) {
+    for (int64_t i = 0; i < t->at.b.m; i++) {
         double *wq = t->wq + i * n, *wv = t->wv + i * n, *dp = t->dp + i * n;
         if (!takesPart(t, i)) {
             memset(wq, 0, sizeof *wq * (size_t)n);
@@ -370,9 +348,8 @@ static void backwardRows(lane *t, const dkv_tile *tile, const pairs *x) {
                                     dkv_sumError(u, t->rows.n[i], t->rows.steps[i], t->rows.tiles[i], fold),
                                     slopeOf(t, i),
                                     distanceOf(t, tile, i)};
-        dkv_vexpShift(x->s + i * n, t->lse[i], wv, (size_t)n);
-        dkv_backwardRow(u, &r, n, x->s + i * n, x->sigma + i * n, wq, dp, t->w->chain_k + tile->k_row, wq, dp,
-                        wv);
+        dkv_backwardRow(u, &r, n, x->s + i * n, x->sigma + i * n, t->p + i * n, wq, dp, t->w->chain_k + tile->k_row,
+                        wq, dp, wv);
     }
 }
 
@@ -380,78 +357,67 @@ static void walkBackward(lane *t) {
     const int64_t dqk = t->w->p->dqk, dv = t->w->p->dv;
     dkv_tile tile = {.range = -1};
     int64_t at = 0;
-    memset(t->acc_q, 0, sizeof(double) * (size_t)(t->b.m * dqk));
+    memset(t->acc_q, 0, sizeof(double) * (size_t)(t->at.b.m * dqk));
     sinkRows(t);
-    while (dkv_nextTile(&t->h, &t->b, &tile)) {
+    dkv_truthBeginBackward(&t->truth, t->w->truth_sink ? t->w->truth_sink + t->at.item * t->at.h.g : NULL);
+    while (dkv_nextTile(&t->at.h, &t->at.b, &tile)) {
         const int64_t n = tile.n;
         pairs x = tilePairs(t, &tile, false, &at);
         if (t->w->fp32) {
             magnitudes32(tile.k, n * dqk, t->w->units.operand, t->kf);
             magnitudes32(tile.v, n * dv, t->w->units.operand, t->vf);
         }
-        dkv_tileDp(&t->h, &t->b, &tile, t->dp);
-        crossMagnitudes(t, t->b.d_o, t->df, tile.v, t->vf, dv, n, t->wq);
+        if (t->cap) dkv_tileScores(&t->at.h, &t->at.b, &tile, x.s, t->cap);
+        dkv_tileDp(&t->at.h, &t->at.b, &tile, t->dp);
+        dkv_truthBackwardRows(&t->truth, &tile, x.s, t->cap, t->dp, t->p, t->ds);
+        crossMagnitudes(t, t->at.b.d_o, t->df, tile.v, t->vf, dv, n, t->wq);
         backwardRows(t, &tile, &x);
         addToRows(t, t->wq, n, tile.k, t->kf, dqk, t->acc_q);
-        sumOverRows(t, t->dp, n, t->b.q, t->qf, dqk);
-        awaitTurn(t, tile.k_row, tile.k_row + n);
+        sumOverRows(t, t->dp, n, t->at.b.q, t->qf, dqk);
+        dkv_awaitTurn(&t->at, tile.k_row, tile.k_row + n);
+        dkv_truthBackwardKeys(&t->truth, &tile, t->p, t->ds);
         addKeySums(t, &tile, dqk, t->w->out->bound.dk);
-        sumOverRows(t, t->wv, n, t->b.d_o, t->df, dv);
+        sumOverRows(t, t->wv, n, t->at.b.d_o, t->df, dv);
         addKeySums(t, &tile, dv, t->w->out->bound.dv);
     }
+    dkv_truthEndBackward(&t->truth);
 }
 
 static void finishBackward(lane *t) {
     const dkv_units *u = &t->w->units;
     const int64_t d = t->w->p->dqk;
     double x[256];
-    for (int64_t i = 0; i < t->b.m; i++) {
+    for (int64_t i = 0; i < t->at.b.m; i++) {
         double *b = t->acc_q + i * d;
-        const int64_t row = t->b.q_row + i / t->h.g, head = t->h.kvh * t->h.g + i % t->h.g;
+        const int64_t row = t->at.b.q_row + i / t->at.h.g, head = t->at.h.kvh * t->at.h.g + i % t->at.h.g;
         memcpy(x, t->w->out->truth.dq + (row * t->w->p->hq + head) * d, sizeof *x * (size_t)d);
         for (int64_t c = 0; c < d; c++)
             b[c] = t->rows.n[i] > 0 ? dkv_formulaFinish(u, b[c], u->scale, t->rows.n[i], x[c]) : 0;
     }
-    dkv_putRows(&t->h, &t->b, t->acc_q, d, t->w->out->bound.dq);
+    dkv_putRows(&t->at.h, &t->at.b, t->acc_q, d, t->w->out->bound.dq);
 }
 
 /* --- items, threads --- */
 
-static void runItem(lane *t) {
-    dkv_loadBlock(&t->h, &t->b);
-    dkv_getLse(&t->h, &t->b, t->w->out->truth.lse, t->lse);
-    dkv_getRows(&t->h, &t->b, t->w->out->truth.o, t->w->p->dv, t->o);
+static void runItem(dkv_lane *at) {
+    lane *t = (lane *)at;
     if (t->w->fp32) {
-        magnitudes32(t->b.q, t->b.m * t->w->p->dqk, t->w->units.operand, t->qf);
-        if (t->b.d_o) magnitudes32(t->b.d_o, t->b.m * t->w->p->dv, t->w->units.operand, t->df);
+        magnitudes32(t->at.b.q, t->at.b.m * t->w->p->dqk, t->w->units.operand, t->qf);
+        if (t->at.b.d_o) magnitudes32(t->at.b.d_o, t->at.b.m * t->w->p->dv, t->w->units.operand, t->df);
     }
     walkChains(t);
+    dkv_getLse(&t->at.h, &t->at.b, t->w->out->truth.lse, t->lse);
+    dkv_getRows(&t->at.h, &t->at.b, t->w->out->truth.o, t->w->p->dv, t->o);
     walkForward(t);
     finishForward(t);
-    if (!t->b.d_o) return;
+    if (!t->at.b.d_o) return;
     walkBackward(t);
     finishBackward(t);
 }
 
-static void *runLane(void *arg) {
-    lane *t = arg;
-    work *w = t->w;
-    for (;;) {
-        pthread_mutex_lock(&w->lock);
-        t->item = w->next < w->n_items ? w->next++ : -1;
-        t->done = -1;
-        if (t->item >= 0) t->h.kvh = (int32_t)(t->item % w->p->hkv);
-        pthread_cond_broadcast(&w->moved);
-        pthread_mutex_unlock(&w->lock);
-        if (t->item < 0) return NULL;
-        for (; t->block < t->item / w->p->hkv; t->block++) dkv_stepBlock(&t->h, &t->b);
-        runItem(t);
-    }
-}
-
 static void closeLane(lane *t) {
-    dkv_closeBlock(&t->b);
-    dkv_closeHead(&t->h);
+    dkv_closeTruth(&t->truth);
+    dkv_closeLane(&t->at);
     dkv_closeRowChains(&t->rows);
     free(t->kept);
     free(t->s);
@@ -461,18 +427,17 @@ static void closeLane(lane *t) {
     free(t->forward);
 }
 
-static int openLane(work *w, lane *t, dkv_err *err) {
+static int openLane(work *w, lane *t, dkv_mutant mutant, dkv_err *err) {
     const int64_t dqk = w->p->dqk, dv = w->p->dv, d = max64(dqk, dv), k = DKV_TILE_KEYS;
     t->w = w;
-    t->block = -1;
-    t->item = -1;
-    int rc = dkv_openHead(w->p, w->l, w->in, 0, &t->h, err);
-    if (!rc) rc = dkv_openBlock(&t->h, &t->b, err);
-    if (!rc) rc = dkv_openRowChains(w->units.a, t->h.max_m, &t->rows, err);
+    int rc = dkv_openLane(&w->lanes, &t->at, w->p, w->l, w->in, err);
+    t->at.h.mutant = mutant;
+    if (!rc) rc = dkv_openTruth(&t->at.h, &t->at.b, w->in, &w->out->truth, w->in->d_o != NULL, &t->truth, err);
+    if (!rc) rc = dkv_openRowChains(w->units.a, t->at.h.max_m, &t->rows, err);
     if (rc) return rc;
-    const int64_t m = t->h.max_m, big = max64(m, k);
+    const int64_t m = t->at.h.max_m, big = max64(m, k);
     t->kept = malloc(sizeof(double) * (size_t)(2 * KEEP_PAIRS));
-    t->s = malloc(sizeof(double) * (size_t)(5 * m * k));
+    t->s = malloc(sizeof(double) * (size_t)(8 * m * k));
     t->a = malloc(sizeof(double) * (size_t)((2 * big + k) * d));
     t->qf = malloc(sizeof(float) * (size_t)(m * (dqk + dv) + k * (dqk + dv) + m * k + big * max64(d, k)));
     t->o = malloc(sizeof(double) * (size_t)(m * (2 * dv + dqk + 4) + dv));
@@ -483,6 +448,9 @@ static int openLane(work *w, lane *t, dkv_err *err) {
     t->dp = t->sigma + m * k;
     t->wq = t->dp + m * k;
     t->wv = t->wq + m * k;
+    t->p = t->wv + m * k;
+    t->ds = t->p + m * k;
+    t->cap = w->p->softcap > 0 ? t->ds + m * k : NULL;
     t->c = t->a + big * d;
     t->sum = t->c + k * d;
     t->df = t->qf + m * dqk;
@@ -500,22 +468,21 @@ static int openLane(work *w, lane *t, dkv_err *err) {
     return DKV_OK;
 }
 
-static int runLanes(work *w, dkv_err *err) {
-    int had = openblas_get_num_threads(), started = 1, rc = DKV_OK;
-    w->lanes = calloc((size_t)w->threads, sizeof *w->lanes);
-    if (!w->lanes) return dkv_fail(err, DKV_EHARNESS, "out of memory");
-    for (int i = 0; i < w->threads && !rc; i++) rc = openLane(w, &w->lanes[i], err);
-    if (rc) goto done;
-    openblas_set_num_threads(1);
-    while (started < w->threads &&
-           pthread_create(&w->lanes[started].thread, NULL, runLane, &w->lanes[started]) == 0)
-        started++;
-    runLane(&w->lanes[0]);
-    for (int i = 1; i < started; i++) pthread_join(w->lanes[i].thread, NULL);
-    openblas_set_num_threads(had);
-done:
-    for (int i = 0; i < w->threads; i++) closeLane(&w->lanes[i]);
-    free(w->lanes);
+static int runLanes(work *w, dkv_mutant mutant, dkv_err *err) {
+    const int n = w->lanes.threads;
+    int rc = DKV_OK;
+    lane *all = calloc((size_t)n, sizeof *all);
+    w->lanes.lane = calloc((size_t)n, sizeof(dkv_lane *));
+    w->lanes.run = runItem;
+    if (!all || !w->lanes.lane) rc = dkv_fail(err, DKV_EHARNESS, "out of memory");
+    for (int i = 0; i < n && !rc; i++) {
+        w->lanes.lane[i] = &all[i].at;
+        rc = openLane(w, &all[i], mutant, err);
+    }
+    if (!rc) dkv_runLanes(&w->lanes);
+    for (int i = 0; all && i < n; i++) closeLane(&all[i]);
+    free(all);
+    free(w->lanes.lane);
     return rc;
 }
 
@@ -552,7 +519,8 @@ static void finishKeys(const work *w) {
 }
 
 static void finishSink(const work *w) {
-    const int64_t g = w->p->hq / w->p->hkv, blocks = w->n_items / w->p->hkv;
+    const int64_t g = w->p->hq / w->p->hkv, blocks = w->lanes.n_items / w->p->hkv;
+    dkv_sumSinks(w->p, w->lanes.n_items, w->truth_sink, w->out->truth.dsink);
     for (int64_t h = 0; h < w->p->hq; h++) {
         double e = 0, all = 0;
         for (int64_t b = 0; b < blocks; b++) {
@@ -579,7 +547,8 @@ static void copyNonFinite(const dkv_layout *l, dkv_oracle *o) {
 
 static int64_t laneBytes(const dkv_head *h) {
     const int64_t m = max64(h->max_m, DKV_TILE_KEYS);
-    return dkv_blockBytes(h) + 16 * KEEP_PAIRS + ((int64_t)32 << 20) + 8 * m * (7 * DKV_TILE_KEYS + 16 * 256);
+    return dkv_blockBytes(h) + dkv_truthBytes(h) + 16 * KEEP_PAIRS + ((int64_t)32 << 20) +
+           8 * m * (10 * DKV_TILE_KEYS + 16 * 256);
 }
 
 static int openWork(work *w, const dkv_ref_options *opt, dkv_err *err) {
@@ -587,22 +556,19 @@ static int openWork(work *w, const dkv_ref_options *opt, dkv_err *err) {
     const dualkv_arithmetic *a = w->units.a;
     const int64_t fold = a->acc_fold_dkv ? a->acc_fold_dkv : a->acc_fold;
     dkv_head h;
-    dkv_block b = {.node = -1};
     int rc = dkv_openHead(w->p, w->l, w->in, 0, &h, err);
     if (rc) return rc;
-    while (dkv_stepBlock(&h, &b)) w->n_items += w->p->hkv;
-    int64_t n = opt ? opt->threads : 0, most = MEMORY_MAX / laneBytes(&h);
-    cpu_set_t cpus;
-    if (n <= 0) n = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-    n = n > w->n_items ? w->n_items : n;
-    w->threads = (int)max64(1, n > most ? most : n);
+    const int64_t n_items = dkv_countItems(&h);
+    w->lanes.n_items = n_items;
+    w->lanes.threads = dkv_countThreads(opt, n_items, laneBytes(&h), MEMORY_MAX);
     w->fp32 = !(opt && opt->exact_products) && suitsFp32(w->in->q, w->p->dtype, v->tq * v->hq * v->dqk) &&
               suitsFp32(w->in->k, w->p->dtype, v->tk * v->hkv * v->dqk) &&
               suitsFp32(w->in->v, w->p->dtype, v->tk * v->hkv * v->dv) &&
               suitsFp32(w->in->d_o, w->p->dtype, v->tq * v->hq * v->dv);
     if (w->in->d_o && w->in->sink) {
-        w->sink = calloc((size_t)max64(w->n_items, 1) * (size_t)h.g * 2, sizeof *w->sink);
-        if (!w->sink) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+        w->sink = calloc((size_t)max64(n_items, 1) * (size_t)h.g * 2, sizeof *w->sink);
+        w->truth_sink = calloc((size_t)max64(n_items, 1) * (size_t)h.g, sizeof *w->truth_sink);
+        if (!w->sink || !w->truth_sink) return dkv_fail(err, DKV_EHARNESS, "out of memory");
     }
     if (w->in->d_o) {
         rc = dkv_countKeyChains(&h, a->acc_step, &w->chains, err);
@@ -626,21 +592,16 @@ int dkv_oracleBound(const dkv_problem *p, const dkv_layout *l, const dkv_inputs 
     if (rc) return rc;
     if (!p->grad) used.d_o = NULL;
     w.in = &used;
-    rc = dkv_refBlocked(p, l, in, opt, &out->truth, err);
-    if (rc) return rc;
     dkv_countOutputs(l, n);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
-        double *b = dkv_outputAt(&out->bound, (dkv_tensor_id)id);
+        double *b = dkv_outputAt(&out->bound, (dkv_tensor_id)id), *x = dkv_outputAt(&out->truth, (dkv_tensor_id)id);
         if (b) memset(b, 0, sizeof *b * (size_t)n[id]);
+        if (x) memset(x, 0, sizeof *x * (size_t)n[id]);
     }
     dkv_makeUnits(p, a, &w.units);
     rc = openWork(&w, opt, err);
     if (rc) goto done;
-    pthread_mutex_init(&w.lock, NULL);
-    pthread_cond_init(&w.moved, NULL);
-    rc = runLanes(&w, err);
-    pthread_mutex_destroy(&w.lock);
-    pthread_cond_destroy(&w.moved);
+    rc = runLanes(&w, opt ? opt->mutant : DKV_MUTANT_NONE, err);
     if (rc) goto done;
     if (used.d_o) finishKeys(&w);
     if (w.sink) finishSink(&w);
@@ -650,5 +611,6 @@ done:
     dkv_freeKeyChains(&w.chains);
     free(w.chain_k);
     free(w.sink);
+    free(w.truth_sink);
     return rc;
 }

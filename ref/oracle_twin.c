@@ -3,11 +3,10 @@
  * result does not depend on how many there are. */
 #include <cblas.h>
 #include <float.h>
-#include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "lanes.h"
 #include "twin_impl.h"
 
 #define TABLE_MAX ((int64_t)1 << 25) /* most maxima kept for key tiles that do not divide ours */
@@ -537,7 +536,6 @@ static int openTwin(dkv_twin *t, void **owned, int *count, dkv_err *err) {
 
 typedef struct lane {
     dkv_twin t;
-    pthread_t thread;
     void *owned[BUFFERS];
     int count, code;
     dkv_err err;
@@ -550,13 +548,6 @@ static void *runLane(void *arg) {
     while (!w->code && (head = __atomic_fetch_add(w->next, 1, __ATOMIC_RELAXED)) < w->t.p->hkv)
         w->code = runHead(&w->t, head, &w->err);
     return NULL;
-}
-
-static int countThreads(const dkv_problem *p, const dkv_ref_options *opt) {
-    cpu_set_t cpus;
-    int n = opt ? opt->threads : 0;
-    if (n <= 0) n = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-    return n > p->hkv ? p->hkv : n < 1 ? 1 : n;
 }
 
 static void setPresence(const dkv_problem *p, const dkv_inputs *in, const dualkv_arithmetic *a,
@@ -584,30 +575,32 @@ static void dropUnclaimed(const dkv_layout *l, dkv_oracle *out) {
 int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
                    const dualkv_arithmetic *a, const dkv_ref_options *opt, const double *kernel_o,
                    const double *kernel_lse, dkv_oracle *out, dkv_err *err) {
-    int n = countThreads(p, opt), started = 1, had = openblas_get_num_threads(), code = DKV_OK;
+    int n = dkv_countThreads(opt, p->hkv, 1, p->hkv), code = DKV_OK;
     int32_t next = 0;
     if (in->d_o && (!kernel_o || !kernel_lse))
         return dkv_fail(err, DKV_EHARNESS, "the twin of gradients needs the kernel's O and LSE");
     lane *all = calloc((size_t)n, sizeof *all);
-    if (!all) return dkv_fail(err, DKV_EHARNESS, "out of memory: the twin's threads");
+    void **arg = calloc((size_t)n, sizeof *arg);
+    if (!all || !arg) {
+        code = dkv_fail(err, DKV_EHARNESS, "out of memory: the twin's threads");
+        goto done;
+    }
     setPresence(p, in, a, out);
     for (int e = 0; e < n && !code; e++) {
         all[e].t = (dkv_twin){
             .p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out};
         all[e].next = &next;
+        arg[e] = &all[e];
         code = openTwin(&all[e].t, all[e].owned, &all[e].count, err);
     }
     if (code) goto done;
-    openblas_set_num_threads(1);
-    while (started < n && pthread_create(&all[started].thread, NULL, runLane, &all[started]) == 0) started++;
-    runLane(&all[0]);
-    for (int e = 1; e < started; e++) pthread_join(all[e].thread, NULL);
-    openblas_set_num_threads(had);
+    dkv_runThreads(n, runLane, arg);
     for (int e = 0; e < n && !code; e++)
         if ((code = all[e].code) && err) *err = all[e].err;
     if (!code) dropUnclaimed(l, out);
 done:
-    for (int e = 0; e < n; e++) closeTwin(&all[e].t, all[e].owned, all[e].count);
+    for (int e = 0; all && e < n; e++) closeTwin(&all[e].t, all[e].owned, all[e].count);
     free(all);
+    free(arg);
     return code;
 }

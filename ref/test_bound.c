@@ -161,6 +161,42 @@ static bool same_bound(const bound_case *x, const bound_case *y) {
     return true;
 }
 
+/* The truth that comes with the bound is the blocked reference's, bit for bit, NaN and infinities included. */
+static void test_truth(void **state) {
+    (void)state;
+    static const char *const lines[] = {
+        "shape=300+2x(90+2x20) heads=4:2 dim=16 dtype=bf16 seed=3",
+        "shape=170+3x60 heads=2:1 dim=24:8 dtype=fp32 mask=window:40:3 softcap=2 alibi=on sinklogit=0.5 seed=4",
+        "shape=70+2x40 heads=3:1 dim=8 dtype=fp16 mask=block:16:0.1:7 softcap=1 sinklogit=-2 seed=5",
+        "shape=90+2x30 heads=1:1 dim=8 dtype=bf16 grad=off seed=6"};
+    for (int e = 0; e < 8; e++) {
+        bound_case c;
+        assert_true(open_case(lines[e / 2], &c));
+        if (e % 2) { /* an infinite key, a NaN in Q and one in V */
+            const double bad[] = {INFINITY, NAN};
+            const size_t size = dkv_dtypeSize(c.p.dtype);
+            dkv_encodeArray(&bad[0], c.p.dtype, 1, (char *)c.in.k + size * (size_t)(c.n_k / 3));
+            dkv_encodeArray(&bad[1], c.p.dtype, 1, (char *)c.in.q + size * (size_t)(c.n_q - 1));
+            dkv_encodeArray(&bad[1], c.p.dtype, 1, (char *)c.in.v + size * (size_t)(c.n_v - 1));
+        }
+        c.a = profile_of(&c, 0);
+        c.threads = 3;
+        run_bound(&c);
+        dkv_ref_options one = {.threads = 1};
+        dkv_err err = {0};
+        assert_int_equal(dkv_refBlocked(&c.p, &c.l, &c.in, &one, &c.got, &err), DKV_OK);
+        for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+            const double *x = dkv_outputAt(&c.oracle.truth, (dkv_tensor_id)id);
+            const double *y = dkv_outputAt(&c.got, (dkv_tensor_id)id);
+            for (int64_t i = 0; i < c.n[id]; i++)
+                if (x[i] != y[i] && !(isnan(x[i]) && isnan(y[i])))
+                    fail_msg("%s %d: %s[%lld] is %a, the blocked reference says %a", lines[e / 2], e % 2,
+                             dkv_tensorName((dkv_tensor_id)id), (long long)i, x[i], y[i]);
+        }
+        close_case(&c);
+    }
+}
+
 static void test_threads(void **state) {
     (void)state;
     const char *line = "shape=400+3x300 heads=4:2 dim=24 dtype=bf16 sinklogit=1 seed=9";
@@ -315,6 +351,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_emu_below),  cmocka_unit_test(test_monotonic), cmocka_unit_test(test_fold),
         cmocka_unit_test(test_no_key),     cmocka_unit_test(test_threads),   cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_truth),
         cmocka_unit_test(test_unclaimed),  cmocka_unit_test(test_scaling),   cmocka_unit_test(test_power),
         cmocka_unit_test(test_arithmetic),
     };
