@@ -10,6 +10,7 @@
 
 #include "../ref/dtype.h"
 #include "../ref/mask.h"
+#include "casefile.h"
 #include "recorded.h"
 #include "rng.h"
 
@@ -250,6 +251,9 @@ static void fill_recorded(const context *c, const vec *v) {
     if (v->id != T_DO) dkv_readRecorded(&c->recorded, v->seg, v->t, v->id, v->head, v->x);
 }
 
+/* Never called: dkv_readCaseInputs reads the whole file. */
+static void fill_file(const context *c, const vec *v) { (void)c, (void)v; }
+
 /* ---- the table ---- */
 
 typedef struct fill_row {
@@ -282,6 +286,7 @@ static const fill_row fills[] = {
     {"nanresp", "NaN in one response's q, k, v: no sibling may see it", fill_nanresp},
     {"infresp", "infinity in one response's q, k, v", fill_infresp},
     {"recorded:NAME", "Q, K, V recorded from a model, recorded/NAME.safetensors", fill_recorded},
+    {"file:NAME", "all inputs of a captured case, DIR/NAME.safetensors (--files DIR, files:DIR)", fill_file},
 };
 enum { N_FILLS = sizeof fills / sizeof *fills };
 
@@ -392,6 +397,7 @@ int dkv_fillInputs(const dkv_problem *p, const dkv_layout *l, const char *data_d
                    dkv_err *err) {
     const fill_row *row = find_fill(p->fill);
     if (!row) return dkv_fail(err, DKV_EUSER, "fill=%s: unknown fill", p->fill);
+    if (row->shape == fill_file) return dkv_readCaseInputs(p, l, in, err);
     context c = {.p = p, .l = l, .victim = dkv_victimNode(p)};
     if ((row->shape == fill_nanresp || row->shape == fill_infresp) && c.victim < 0)
         return dkv_fail(err, DKV_EUSER, "fill=%s: needs a response, or a second group", p->fill);

@@ -53,6 +53,7 @@ static bool whole(const cJSON *j, int64_t *out) {
     return (double)*out == j->valuedouble;
 }
 
+/* data: NULL where only the header is read. */
 static int read_entry(const char *path, const cJSON *j, int64_t data_bytes, const char *data,
                       dkv_st_tensor *t, dkv_err *err) {
     const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(j, "dtype"), *d;
@@ -88,7 +89,8 @@ static int read_entry(const char *path, const cJSON *j, int64_t data_bytes, cons
                         path, name, bytes, to - from);
     if (from % dtype_bytes(t->dtype))
         return dkv_fail(err, DKV_EUSER, "%s: tensor '%s': its data are not aligned", path, name);
-    t->data = data + from;
+    t->data = data ? data + from : NULL;
+    t->offset = from;
     t->bytes = bytes;
     return 0;
 }
@@ -99,14 +101,14 @@ static int by_name(const void *a, const void *b) {
 
 static int by_data(const void *a, const void *b) {
     const dkv_st_tensor *x = *(const dkv_st_tensor *const *)a, *y = *(const dkv_st_tensor *const *)b;
-    const char *p = x->data, *q = y->data;
+    int64_t p = x->offset, q = y->offset;
     return p != q ? (p > q) - (p < q) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
 /* No name twice, and the data are tiled by the tensors without overlap or hole. Sorts the tensors by name. */
 static int check_tiling(const char *path, const dkv_st_file *f, int64_t data_bytes, dkv_err *err) {
     const dkv_st_tensor **order = malloc(((size_t)f->n_tensors + 1) * sizeof *order);
-    const char *at = f->buffer;
+    int64_t at = 0;
     int code = 0;
     if (!order) return dkv_fail(err, DKV_EHARNESS, "out of memory");
     qsort(f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, by_name);
@@ -116,17 +118,17 @@ static int check_tiling(const char *path, const dkv_st_file *f, int64_t data_byt
             code = dkv_fail(err, DKV_EUSER, "%s: tensor '%s' is there twice", path, f->tensors[i].name);
     qsort(order, (size_t)f->n_tensors, sizeof *order, by_data);
     for (int i = 0; i < f->n_tensors && !code; i++) {
-        const char *data = order[i]->data;
+        int64_t data = order[i]->offset;
         if (data < at)
             code = dkv_fail(err, DKV_EUSER, "%s: tensor '%s' overlaps another", path, order[i]->name);
         else if (data > at)
-            code = dkv_fail(err, DKV_EUSER, "%s: %td bytes before tensor '%s' belong to no tensor", path,
+            code = dkv_fail(err, DKV_EUSER, "%s: %" PRId64 " bytes before tensor '%s' belong to no tensor", path,
                             data - at, order[i]->name);
         at = data + order[i]->bytes;
     }
-    if (!code && at != (const char *)f->buffer + data_bytes)
-        code = dkv_fail(err, DKV_EUSER, "%s: %td bytes at its end belong to no tensor", path,
-                        (const char *)f->buffer + data_bytes - at);
+    if (!code && at != data_bytes)
+        code = dkv_fail(err, DKV_EUSER, "%s: %" PRId64 " bytes at its end belong to no tensor", path,
+                        data_bytes - at);
     free(order);
     return code;
 }
@@ -199,12 +201,12 @@ static bool read_all(int fd, void *to, size_t n) {
     return true;
 }
 
-int dkv_readSafetensors(const char *path, dkv_st_file *out, dkv_err *err) {
+static int read_file(const char *path, int flags, bool data, dkv_st_file *out, dkv_err *err) {
     unsigned char length[8];
     uint64_t n = 0;
     char *text = NULL;
     struct stat st;
-    int code = 0, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int code = 0, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
     *out = (dkv_st_file){0};
     if (fd < 0) return dkv_fail(err, DKV_EUSER, "%s: %s", path, strerror(errno));
     if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
@@ -223,11 +225,11 @@ int dkv_readSafetensors(const char *path, dkv_st_file *out, dkv_err *err) {
     }
     int64_t data_bytes = st.st_size - 8 - (int64_t)n;
     text = malloc((size_t)n + 1);
-    out->buffer = malloc((size_t)data_bytes + 1);
-    if (!text || !out->buffer)
+    if (data) out->buffer = malloc((size_t)data_bytes + 1);
+    if (!text || (data && !out->buffer))
         code = dkv_fail(err, DKV_EHARNESS, "out of memory for the %" PRId64 " bytes of %s",
                         (int64_t)st.st_size, path);
-    else if (!read_all(fd, text, (size_t)n) || !read_all(fd, out->buffer, (size_t)data_bytes))
+    else if (!read_all(fd, text, (size_t)n) || (data && !read_all(fd, out->buffer, (size_t)data_bytes)))
         code = dkv_fail(err, DKV_EUSER, "%s: could not be read to its end", path);
     else
         code = read_header(path, text, (size_t)n, data_bytes, out, err);
@@ -236,6 +238,14 @@ done:
     free(text);
     if (code) dkv_freeSafetensors(out);
     return code;
+}
+
+int dkv_readSafetensors(const char *path, dkv_st_file *out, dkv_err *err) {
+    return read_file(path, 0, true, out, err);
+}
+
+int dkv_readTensorsOf(const char *path, bool data, dkv_st_file *out, dkv_err *err) {
+    return read_file(path, O_NOFOLLOW, data, out, err);
 }
 
 void dkv_freeSafetensors(dkv_st_file *f) {

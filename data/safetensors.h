@@ -3,6 +3,7 @@
 #ifndef DKV_SAFETENSORS_H
 #define DKV_SAFETENSORS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "../ref/dkv_err.h"
@@ -12,8 +13,8 @@ typedef struct dkv_st_tensor {
     char dtype[8]; /* "BF16", "F16", "F32", ... as the file says */
     int ndim;
     int64_t shape[8];
-    const void *data; /* into the file's buffer */
-    int64_t bytes;
+    const void *data; /* into the file's buffer; NULL where only the header was read */
+    int64_t bytes, offset; /* offset: of the data; not for writing */
 } dkv_st_tensor;
 
 typedef struct dkv_st_file {
@@ -25,6 +26,8 @@ typedef struct dkv_st_file {
 } dkv_st_file;
 
 int dkv_readSafetensors(const char *path, dkv_st_file *out, dkv_err *err);
+/* The same without following a symbolic link, and, unless `data`, the header alone (all of it checked). */
+int dkv_readTensorsOf(const char *path, bool data, dkv_st_file *out, dkv_err *err);
 void dkv_freeSafetensors(dkv_st_file *f);
 const dkv_st_tensor *dkv_findTensor(const dkv_st_file *f, const char *name);
 const char *dkv_findMeta(const dkv_st_file *f, const char *key);

@@ -39,10 +39,10 @@ static void test_round_trip(void **state) {
     uint8_t bytes[3] = {1, 2, 3};
     float floats[6] = {1, 2, 3, 4, 5, -0.f};
     uint16_t halves[2] = {7, 9};
-    dkv_st_tensor t[] = {{"odd \"name\"", "U8", 1, {3}, bytes, 3},
-                         {"f", "F32", 2, {2, 3}, floats, 24},
-                         {"empty", "F64", 2, {0, 1ll << 40}, NULL, 0},
-                         {"scalar pair", "BF16", 1, {2}, halves, 4}};
+    dkv_st_tensor t[] = {{"odd \"name\"", "U8", 1, {3}, bytes, 3, 0},
+                         {"f", "F32", 2, {2, 3}, floats, 24, 0},
+                         {"empty", "F64", 2, {0, 1ll << 40}, NULL, 0, 0},
+                         {"scalar pair", "BF16", 1, {2}, halves, 4, 0}};
     const char *keys[] = {"shape", "licence"}, *values[] = {"3+1", "a \\ b\n"};
     dkv_st_file f;
     dkv_err err = {0};

@@ -1,0 +1,9 @@
+/* sha256.h: SHA-256 (FIPS 180-4), so that a record can say which file its inputs came from, as sha256sum does. */
+#ifndef DKV_SHA256_H
+#define DKV_SHA256_H
+
+#include "../ref/dkv_err.h"
+
+/* Of a regular file's bytes, as 64 hexadecimal digits. DKV_EUSER where it cannot be read; a symbolic link is not followed. */
+int dkv_hashFile(const char *path, char hex[65], dkv_err *err);
+#endif
