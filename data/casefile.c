@@ -190,6 +190,21 @@ static int check_tensors(const char *path, const dkv_problem *p, dkv_casefile *f
     return code;
 }
 
+static int check_finite(const char *path, const dkv_st_tensor *x, dualkv_dtype type, dkv_err *err) {
+    const size_t size = dkv_dtypeSize(type);
+    double part[256];
+    int64_t bad = 0, first = 0, n = x->bytes / (int64_t)size;
+    for (int64_t i = 0; i < n; i += 256) {
+        int64_t len = n - i < 256 ? n - i : 256;
+        dkv_decodeArray((const char *)x->data + i * (int64_t)size, type, (size_t)len, part);
+        for (int64_t k = 0; k < len; k++)
+            if (!isfinite(part[k]) && bad++ == 0) first = i + k;
+    }
+    if (!bad) return 0;
+    return dkv_fail(err, DKV_EUSER, "%s: %" PRId64 " elements of %s are NaN or Inf, the first is number %"
+                    PRId64, path, bad, x->name, first);
+}
+
 static int take_line(const char *path, const char *line, dkv_casefile *f, dkv_problem *p, dkv_err *err) {
     dkv_err why = {0};
     const char *layout = dkv_findMeta(&f->file, "layout"), *generator = dkv_findMeta(&f->file, "generator");
@@ -230,6 +245,9 @@ int dkv_openCasePath(const char *path, const char *name, const char *line, bool 
     if (!code) code = find_tensors(path, out, err);
     if (!code) code = take_line(path, line, out, &p, err);
     if (!code) code = check_tensors(path, &p, out, err);
+    for (int t = 0; t < DKV_CT_O && !code && data && out->own_inputs; t++)
+        if (out->tensor[t])
+            code = check_finite(path, out->tensor[t], is_fp32((dkv_case_tensor)t) ? DUALKV_FP32 : p.dtype, err);
     dkv_freeProblem(&p);
     if (code) dkv_closeCaseFile(out);
     return code;
@@ -250,22 +268,6 @@ void dkv_closeCaseFile(dkv_casefile *f) {
 
 /* ---- a captured case's inputs ---- */
 
-static int check_finite(const dkv_casefile *f, dualkv_dtype type, dkv_case_tensor t, dkv_err *err) {
-    const dkv_st_tensor *x = f->tensor[t];
-    const size_t size = dkv_dtypeSize(type);
-    double part[256];
-    int64_t bad = 0, first = 0, n = x->bytes / (int64_t)size;
-    for (int64_t i = 0; i < n; i += 256) {
-        int64_t len = n - i < 256 ? n - i : 256;
-        dkv_decodeArray((const char *)x->data + i * (int64_t)size, type, (size_t)len, part);
-        for (int64_t k = 0; k < len; k++)
-            if (!isfinite(part[k]) && bad++ == 0) first = i + k;
-    }
-    if (!bad) return 0;
-    return dkv_fail(err, DKV_EUSER, "%s" DKV_CASE_ENDING ": %" PRId64 " elements of %s are NaN or Inf, the first is number %"
-                    PRId64, f->name, bad, names[t], first);
-}
-
 int dkv_readCaseInputs(const dkv_problem *p, const dkv_layout *l, dkv_inputs *in, dkv_err *err) {
     const char *dir = dkv_filesDir(), *name = strchr(p->fill, ':') + 1;
     void *to[DKV_CT_O] = {in->q, in->k, in->v, in->d_o, in->d_lse, in->sink};
@@ -279,7 +281,6 @@ int dkv_readCaseInputs(const dkv_problem *p, const dkv_layout *l, dkv_inputs *in
         if (!to[t]) continue;
         if (!f.tensor[t]) code = dkv_fail(err, DKV_EUSER, "fill=%s: '%s' is missing", p->fill, names[t]);
         if (!code) code = check_tensor(f.name, &l->view, (dkv_case_tensor)t, f.tensor[t], err);
-        if (!code) code = check_finite(&f, type_of(&l->view, (dkv_case_tensor)t), (dkv_case_tensor)t, err);
         if (!code && f.tensor[t]->bytes) memcpy(to[t], f.tensor[t]->data, (size_t)f.tensor[t]->bytes);
     }
     dkv_closeCaseFile(&f);
@@ -344,4 +345,13 @@ int dkv_writeCaseFile(const char *path, const char *line, const dkv_layout *l, b
     free(cu[0]);
     free(cu[1]);
     return code;
+}
+
+int dkv_copyCaseFile(const dkv_casefile *f, const char *path, dkv_err *err) {
+    static const char *const kept[] = {"generator", "kernel"};
+    const char *keys[4] = {"line", "layout"}, *values[4] = {f->line, f->replicated ? "replicated" : "packed"};
+    int n = 2;
+    for (int i = 0; i < 2; i++)
+        if ((values[n] = dkv_findMeta(&f->file, kept[i]))) keys[n++] = kept[i];
+    return dkv_writeSafetensors(path, f->file.tensors, f->file.n_tensors, keys, values, n, err);
 }

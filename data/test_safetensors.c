@@ -179,9 +179,9 @@ static void write_recording(const char *shape, int tokens) {
             if (c < 2) k[t * 2 + c] = dkv_encode16(-t - 0.25 * c, DUALKV_BF16);
             if (c < 3) v[t * 3 + c] = dkv_encode16(t + 0.25 * c, DUALKV_BF16);
         }
-    dkv_st_tensor t[] = {{"q", "BF16", 3, {tokens, 2, 2}, q, tokens * 8},
-                         {"k", "BF16", 3, {tokens, 1, 2}, k, tokens * 4},
-                         {"v", "BF16", 3, {tokens, 1, 3}, v, tokens * 6}};
+    dkv_st_tensor t[] = {{"q", "BF16", 3, {tokens, 2, 2}, q, tokens * 8, 0},
+                         {"k", "BF16", 3, {tokens, 1, 2}, k, tokens * 4, 0},
+                         {"v", "BF16", 3, {tokens, 1, 3}, v, tokens * 6, 0}};
     const char *keys[] = {"shape"};
     dkv_err err = {0};
     if (dkv_writeSafetensors(in_folder("recorded/tiny.safetensors"), t, 3, keys, &shape, 1, &err))

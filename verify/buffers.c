@@ -244,6 +244,7 @@ static bool isLse(int s) { return s == DKV_SLOT_LSE || s == DKV_SLOT_DLSE; }
 typedef struct copy_arg {
     const uint8_t *from;
     int64_t elt;
+    bool same; /* of a comparison */
 } copy_arg;
 
 static void copyIn(uint8_t *at, int64_t index, int64_t n, int64_t stride, void *arg) {
@@ -254,13 +255,32 @@ static void copyIn(uint8_t *at, int64_t index, int64_t n, int64_t stride, void *
             memcpy(at + i * stride, c->from + (index + i) * c->elt, (size_t)c->elt);
 }
 
+void dkv_putTensor(dkv_arena *a, dkv_slot s, const void *from) {
+    const dkv_view *w = &a->plan.view[s];
+    copy_arg c = {from, w->elt, true};
+    if (w->present) eachRun(w, isLse(s), a->base, copyIn, &c);
+}
+
+static void compareRun(uint8_t *at, int64_t index, int64_t n, int64_t stride, void *arg) {
+    copy_arg *c = arg;
+    for (int64_t i = 0; i < n; i++)
+        c->same &= memcmp(at + i * stride, c->from + (index + i) * c->elt, (size_t)c->elt) == 0;
+}
+
+bool dkv_holdsTensor(const dkv_arena *a, dkv_slot s, const void *want) {
+    const dkv_view *w = &a->plan.view[s];
+    copy_arg c = {want, w->elt, true};
+    if (w->present) eachRun(w, isLse(s), a->base, compareRun, &c);
+    return c.same;
+}
+
 void dkv_fillArena(dkv_arena *a, uint16_t pattern, const dkv_inputs *in) {
     const void *from[DKV_SLOT_O] = {in->q, in->k, in->v, in->d_o, in->d_lse, in->sink};
     a->pattern = pattern;
     paint(a->shadow, a->plan.size, pattern);
     for (int s = 0; s < DKV_SLOT_O; s++) {
         const dkv_view *w = &a->plan.view[s];
-        copy_arg c = {from[s], w->elt};
+        copy_arg c = {from[s], w->elt, true};
         if (w->present && from[s]) eachRun(w, isLse(s), a->shadow, copyIn, &c);
     }
     memcpy(a->base, a->shadow, (size_t)a->plan.size);

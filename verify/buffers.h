@@ -91,6 +91,9 @@ void dkv_fillArena(dkv_arena *a, uint16_t pattern, const dkv_inputs *in);
 void dkv_poisonWorkspace(dkv_arena *a);
 /* Compares what the launch (backward = 0, 1) must not have changed. After forward O and LSE become inputs. */
 void dkv_checkArena(dkv_arena *a, int backward, dkv_damage *d);
+/* Writes a contiguous tensor into its place, and compares one with what is there. */
+void dkv_putTensor(dkv_arena *a, dkv_slot s, const void *from);
+bool dkv_holdsTensor(const dkv_arena *a, dkv_slot s, const void *want);
 /* Outputs of a launch as doubles, into `out` (shaped for the kernel's problem). */
 void dkv_gatherOutputs(const dkv_arena *a, dualkv_dtype t, int backward, const dkv_outputs *out);
 /* Elements of an output that still hold the poison; *first: index [row, head, dim] (LSE: [head, row]) of the

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "../data/fill.h"
+#include "../data/sha256.h"
 #include "../ref/dtype.h"
 #include "../ref/mask.h"
 
@@ -76,6 +77,8 @@ static dkv_outcome runBetween(dkv_case *c) {
     }
     return dkv_describeCase(c->kernel.w, c->line, &again);
 }
+
+static bool isAbsent(const dkv_case *c, int id) { return c->kernel.d.absent >> id & 1; }
 
 static bool anyPoison(const dkv_run *r) {
     for (int id = 0; id < DKV_N_OUTPUTS; id++)
@@ -187,6 +190,16 @@ static int packOracle(dkv_case *c, const dkv_ref_options *ref, dkv_err *err) {
     return rc;
 }
 
+/* An O or LSE that the kernel does not give, but used: the truth stands for it in the backward's twin. */
+static void standIn(const dkv_case *c, const dkv_oracle *o, const dkv_outputs *own) {
+    int64_t n[DKV_N_OUTPUTS];
+    dkv_countOutputs(c->kernel.l, n);
+    for (int id = DKV_O; id <= DKV_LSE; id++)
+        if (isAbsent(c, id))
+            memcpy(dkv_outputAt(own, (dkv_tensor_id)id), dkv_outputAt(&o->truth, (dkv_tensor_id)id),
+                   (size_t)n[id] * sizeof(double));
+}
+
 int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
     const dkv_side *s = &c->kernel;
     const dkv_outputs *own = &c->run[c->judged_run].out;
@@ -202,6 +215,7 @@ int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_er
         }
     }
     if (!rc) rc = dkv_oracleBound(s->p, s->l, s->in, a, &ref, o, err);
+    if (!rc && twin) standIn(c, o, own);
     if (!rc && twin) rc = dkv_oracleTwin(s->p, s->l, s->in, a, &ref, own->o, own->lse, o, err);
     if (!rc && s->d.replicated) rc = packOracle(c, &ref, err);
     return rc;
@@ -212,7 +226,7 @@ static int judgeAll(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
         dkv_judgement *j = &c->result->tensor[id];
         const double *got = dkv_outputAt(&c->got, (dkv_tensor_id)id);
         memset(j, 0, sizeof *j);
-        if (!got) continue;
+        if (!got || isAbsent(c, id)) continue;
         int rc = dkv_judgeTensor(c->p, &c->packed, a, &c->oracle, (dkv_tensor_id)id, got, c->options->level,
                                  j, err);
         if (rc) return rc;
@@ -291,6 +305,34 @@ static void admitIgnorance(dkv_case *c) {
                                      "errors: they are only within what the least precise one allows");
 }
 
+/* A verdict on part of the outputs says which part it does not cover. LSE and dSink may be missing from a pass: no line
+ * can ask for less of them. */
+static void admitAbsence(dkv_case *c) {
+    char names[64] = "";
+    size_t at = 0;
+    const int32_t absent = c->result->absent = c->kernel.d.absent, minor = 1 << DKV_LSE | 1 << DKV_DSINK;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++)
+        if (isAbsent(c, id))
+            at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at ? ", " : "", dkv_tensorName((dkv_tensor_id)id));
+    if (!absent || (c->result->status != DKV_ST_PASSED && c->result->status != DKV_ST_INCONCLUSIVE)) return;
+    char why[600];
+    snprintf(why, sizeof why, "%.400s%snot judged, for it was not given: %s", c->result->why, c->result->why[0] ? "; " : "",
+             names);
+    conclude(c, absent & ~minor ? DKV_ST_INCONCLUSIVE : c->result->status, why);
+}
+
+/* Where the inputs, or the outputs, come from a file: which, and what was in it. */
+static int nameFile(dkv_case *c, const dkv_worker *w, dkv_err *err) {
+    const char *name = NULL, *dir = dkv_isFiles(w) ? w->files.dir : dkv_filesDir();
+    char path[4200];
+    if (dkv_isFiles(w) && w->files.is_open) name = w->files.open.name;
+    if (strncmp(c->p->fill, "file:", 5) == 0) name = c->p->fill + 5;
+    if (!name || !dir) return 0;
+    snprintf(c->result->file, sizeof c->result->file, "%s" DKV_CASE_ENDING, name);
+    if (snprintf(path, sizeof path, "%s/%s", dir, c->result->file) >= (int)sizeof path) return 0;
+    return dkv_hashFile(path, c->result->file_hash, err);
+}
+
 static void runStages(dkv_case *c, dkv_worker *w) {
     dkv_err err = {0};
     if (dkv_printProblem(c->p, c->result->line, sizeof c->result->line, &err) || prepare(c, &err)) {
@@ -307,6 +349,10 @@ static void runStages(dkv_case *c, dkv_worker *w) {
         conclude(c, DKV_ST_NOT_RUN, err.text);
         return;
     }
+    if (nameFile(c, w, &err)) {
+        failHarness(c, err.text);
+        return;
+    }
     c->outcome = runKernel(c);
     if (concludeOutcome(c, c->outcome)) return;
     if (judgeCase(c, &err)) {
@@ -315,6 +361,7 @@ static void runStages(dkv_case *c, dkv_worker *w) {
     }
     runChecks(c);
     admitIgnorance(c);
+    admitAbsence(c);
     if (c->options->strength && dkv_measureStrength(c, &err)) failHarness(c, err.text);
     if (c->options->observe) c->options->observe(c, c->options->observe_arg);
 }

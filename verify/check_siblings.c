@@ -96,7 +96,7 @@ void dkv_checkSiblings(dkv_case *c, dkv_finding *f) {
     tally t = {0};
     int32_t leaf = watched ? findBranch(c->p, watched) : -1, others = 0;
     for (int32_t i = 0; leaf >= 0 && i < c->p->n_nodes; i++) others += !watched[i] && c->p->nodes[i].len > 0;
-    if (others == 0 || c->options->nested) goto done;
+    if (others == 0 || c->options->nested || dkv_isFiles(c->kernel.w)) goto done;
     if (dkv_copyInputs(c, &in, &err)) {
         dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_HARNESS_ERROR, "%.300s", err.text);
         goto done;

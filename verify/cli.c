@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../data/casefile.h"
 #include "status.h"
 
 typedef enum kind { FLAG, WORD, NUMBER, COUNT, KERNEL, PEER } kind;
@@ -49,6 +50,13 @@ static const option options[] = {
      0, 0, DKV_CMD_REPORT | DKV_CMD_POWER},
     {"--reseed", NULL, "N", "the same lines, each with another seed: its own plus N", COUNT, FIELD(reseed), 0,
      1e9, DKV_CMD_CHECK},
+    {"--forward", NULL, NULL, "the same lines without gradients (grad=off), each once", FLAG, FIELD(forward), 0, 0,
+     DKV_CMD_CHECK},
+    {"--files", NULL, "DIR", "where the files of fill=file:NAME lie", WORD, FIELD(files), 0, 0,
+     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_EXPORT},
+    {"--out", NULL, "PATH", "a folder, or FILE.safetensors", WORD, FIELD(out), 0, 0, DKV_CMD_EXPORT | DKV_CMD_IMPORT},
+    {"--outputs", NULL, "SPEC", "outputs, too: `truth`, or those of a kernel", WORD, FIELD(outputs), 0, 0, DKV_CMD_EXPORT},
+    {"--layout", NULL, "WORD", "packed (default) or replicated", WORD, FIELD(layout), 0, 0, DKV_CMD_EXPORT},
     {"--waivers", NULL, "FILE", "known failures that are excused (default: waivers.txt of the data)", WORD,
      FIELD(waivers), 0, 0, DKV_CMD_CHECK},
     {"--seed", NULL, "N", "which sequence of cases (default 1)", WORD, FIELD(seed), 0, 0,
@@ -173,6 +181,9 @@ int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err 
             rc = parseOption(command, argc - i, &argv[i], &given, out, &used, err);
         else out->words[out->n_words++] = argv[i];
     }
+    for (int k = 0; k < out->n_kernels && !rc; k++)
+        if (out->kernels[k].kind == DKV_SPEC_FILES) rc = dkv_setFilesDir(out->kernels[k].path, err);
+    if (!rc && out->files) rc = dkv_setFilesDir(out->files, err);
     return rc;
 }
 

@@ -20,15 +20,18 @@ enum {
     DKV_CMD_HELP = 128,
     DKV_CMD_FUZZ = 256,
     DKV_CMD_SHRINK = 512,
-    DKV_CMD_POWER = 1024
+    DKV_CMD_POWER = 1024,
+    DKV_CMD_EXPORT = 2048,
+    DKV_CMD_IMPORT = 4096
 };
 
 typedef struct dkv_cli {
     dkv_kernel_spec kernels[DKV_KERNELS_MAX];
     int n_kernels;
-    const char *json, *markdown, *waivers;
+    const char *json, *markdown, *waivers, *files;
+    const char *out, *outputs, *layout; /* of export, import */
     dkv_kernel_spec peer;
-    bool has_peer, quiet, verbose, bisect, all, oracle;
+    bool has_peer, quiet, verbose, bisect, all, oracle, forward;
     double timeout, budget, level;
     int jobs, repeats, cases, seeds, reseed;
     const char *seed, *time, *shard, *profile, *faults; /* words of fuzz/options.h */
@@ -64,6 +67,8 @@ int dkv_cmdSelftest(const dkv_cli *cli);
 int dkv_cmdReport(const dkv_cli *cli);
 int dkv_cmdVersion(const dkv_cli *cli);
 int dkv_cmdHelp(const dkv_cli *cli);
+int dkv_cmdExport(const dkv_cli *cli);
+int dkv_cmdImport(const dkv_cli *cli);
 int dkv_cmdFuzz(const dkv_cli *cli); /* this and the next two: fuzz/ */
 int dkv_cmdShrink(const dkv_cli *cli);
 int dkv_cmdPower(const dkv_cli *cli);

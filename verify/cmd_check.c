@@ -98,6 +98,7 @@ static void sayCase(const show *s, const dkv_result *r) {
     fprintf(s->out, "%s%s%s  %s", tint(s, r), row->name, s->colour ? "\033[0m" : "", r->line);
     if (s->several) fprintf(s->out, "  [%s]", r->kernel);
     const char *why = r->status == DKV_ST_PASSED ? margin : r->why;
+    if (r->status == DKV_ST_PASSED && r->why[0]) fprintf(s->out, "\n  %s", r->why);
     fprintf(s->out, why[0] ? "\n  %s\n" : "\n", why);
     dkv_sayStrength(&r->strength, sees, sizeof sees);
     if (sees[0])
@@ -328,6 +329,7 @@ int dkv_cmdCheck(const dkv_cli *cli) {
     dkv_err err = {0};
     const char *smoke = "smoke";
     int rc = dkv_selectWords(cli->n_words ? cli->words : &smoke, cli->n_words ? cli->n_words : 1, &sel, &err);
+    if (!rc && cli->forward) rc = dkv_forwardSelection(&sel, &err);
     if (!rc && cli->reseed) rc = dkv_reseedSelection(&sel, (uint64_t)cli->reseed, &err);
     int code = rc ? dkv_complain(&err) : runSelection(cli, &sel, false);
     dkv_freeSelection(&sel);

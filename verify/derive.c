@@ -14,7 +14,7 @@
 bool dkv_worthDeriving(const dkv_case *c, const char *check) {
     double flops = dkv_forwardFlops(c->p) + (c->p->grad ? dkv_backwardFlops(c->p) : 0);
     uint64_t h = 0xcbf29ce484222325ull;
-    if (c->options->nested || flops > NEVER) return false;
+    if (c->options->nested || flops > NEVER || dkv_isFiles(c->kernel.w)) return false;
     if (flops < ALWAYS) return true;
     for (const char *s = check; *s; s++) h = (h ^ (uint8_t)*s) * 0x100000001b3ull;
     for (const char *s = c->line; *s; s++) h = (h ^ (uint8_t)*s) * 0x100000001b3ull;

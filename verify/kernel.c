@@ -8,9 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "../ref/emu.h"
+#include "files.h"
 #include "kernel_broken.h"
 #include "status.h"
 
@@ -125,8 +127,21 @@ static int unknownKernel(const dkv_kernel_spec *spec, dkv_err *err) {
     }
     const char *near = dkv_nearestWord(spec->name, names, N_ROWS);
     if (near) return dkv_fail(err, DKV_EUSER, "unknown kernel '%s': did you mean '%s'?", spec->name, near);
-    return dkv_fail(err, DKV_EUSER, "unknown kernel '%s': neither a name of `dualkv list kernels`, nor PATH.so[:NAME], nor PATH.py:FUNCTION",
+    return dkv_fail(err, DKV_EUSER, "unknown kernel '%s': no name of `dualkv list kernels`, no PATH.so[:NAME], no PATH.py:FUNCTION, no files:DIR",
                     spec->name);
+}
+
+/* files:DIR takes no options: all that follows is the folder. */
+static int parseFiles(dkv_kernel_spec *out, dkv_err *err) {
+    struct stat s;
+    out->kind = DKV_SPEC_FILES;
+    strcpy(out->name, "files");
+    strcpy(out->path, out->text + strlen(DKV_FILES_PREFIX));
+    if (!out->path[0]) return dkv_fail(err, DKV_EUSER, "kernel '%s': a folder is missing", out->text);
+    if (stat(out->path, &s) != 0)
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': cannot read '%s': %s", out->text, out->path, strerror(errno));
+    if (!S_ISDIR(s.st_mode)) return dkv_fail(err, DKV_EUSER, "kernel '%s': '%s' is not a folder", out->text, out->path);
+    return 0;
 }
 
 int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err) {
@@ -135,6 +150,7 @@ int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err) {
         return dkv_fail(err, DKV_EUSER, "kernel '%.40s...': longer than %d bytes", text, DKV_SPEC_MAX - 1);
     strcpy(out->text, text);
     if (strncmp(text, "attached:", 9) == 0) return parseAttached(text + 9, out, err);
+    if (strncmp(text, DKV_FILES_PREFIX, strlen(DKV_FILES_PREFIX)) == 0) return parseFiles(out, err);
     const char *end = endOfPath(text, &out->kind), *name = text;
     if (end) {
         memcpy(out->path, text, (size_t)(end - text));

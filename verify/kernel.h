@@ -2,6 +2,7 @@
  *
  *   spec := NAME option*  |  PATH.so[:NAME] option*  |  PATH.py:FUNCTION option*       option := '+' key ['=' value]
  *         | attached:FD[=WORDS]     a worker that runs already, on an inherited socket; WORDS name it in records
+ *         | files:DIR               outputs that lie in files (files.h)
  *
  * Built-in kernels are rows of one table (kernel.c). A spec is parsed by the coordinator, which never runs or
  * loads foreign code; the worker process opens it (dkv_openKernel). */
@@ -13,12 +14,12 @@
 
 #define DKV_SPEC_MAX 1024 /* longest spec, bytes */
 
-typedef enum dkv_spec_kind { DKV_SPEC_NAME, DKV_SPEC_SO, DKV_SPEC_PYTHON, DKV_SPEC_ATTACHED } dkv_spec_kind;
+typedef enum dkv_spec_kind { DKV_SPEC_NAME, DKV_SPEC_SO, DKV_SPEC_PYTHON, DKV_SPEC_ATTACHED, DKV_SPEC_FILES } dkv_spec_kind;
 
 typedef struct dkv_kernel_spec {
     char text[DKV_SPEC_MAX];    /* as given */
     char name[64];              /* kernel or function; "" where a shared object has just one */
-    char path[DKV_SPEC_MAX];    /* shared object or Python file, "" for others */
+    char path[DKV_SPEC_MAX];    /* shared object or Python file or folder, "" for others */
     int32_t kind, fd;           /* dkv_spec_kind; the socket of an attached worker */
     char options[DKV_SPEC_MAX]; /* "bm=64,bn=64,det", as the ABI's open() wants them */
 } dkv_kernel_spec;

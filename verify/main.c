@@ -14,8 +14,9 @@ static const dkv_command commands[] = {
     {"check", DKV_CMD_CHECK, true, "[LINE|SUITE...] --kernel K", "judge a kernel on problem lines or suites",
      "LINE is a problem line, quoted or as several key=value words; SUITE a name of `dualkv list suites`,\n"
      "or a file of lines (a path: ./NAME). Without any: suite smoke. K is a name of `dualkv list kernels` or\n"
-     "PATH.so[:NAME]; its options follow as +KEY=VALUE or +FLAG. Exit: 0 passed, 1 a defect, 2 bad input,\n"
-     "3 nothing ran (all refused), 4 inconclusive.\n",
+     "PATH.so[:NAME]; its options follow as +KEY=VALUE or +FLAG. files:DIR is a suite (every case of the\n"
+     "folder) and a kernel (the outputs in it). Exit: 0 passed, 1 a defect, 2 bad input, 3 nothing ran (all\n"
+     "refused), 4 inconclusive.\n",
      dkv_cmdCheck},
     {"report", DKV_CMD_REPORT, true, "[--markdown FILE] RECORDS...", "tables from records", "",
      dkv_cmdReport},
@@ -42,6 +43,14 @@ static const dkv_command commands[] = {
      "For a kernel with planted faults (`dualkv list faults`). Also what usual tolerances would have found on\n"
      "the same cases. SUITE: whether it finds them alone. Exit: 1 a false alarm, 4 a fault was missed.\n",
      dkv_cmdPower},
+    {"export", DKV_CMD_EXPORT, false, "LINE|SUITE... --out DIR|FILE.safetensors", "inputs of cases as safetensors",
+     "One file a case, its line in the metadata. --outputs: what they give, too. Outputs (o, lse, dq, dk, dv,\n"
+     "dsink) computed elsewhere and saved with the same metadata are judged by `dualkv check files:DIR`.\n",
+     dkv_cmdExport},
+    {"import", DKV_CMD_IMPORT, false, "FILE.safetensors... [LINE] [--out DIR]", "check files of cases, take them into a folder",
+     "LINE: for files that have none in their metadata. With q, k, v and no `generator` in the metadata a file is\n"
+     "a captured case: its inputs are its own, and its line is fill=file:NAME.\n",
+     dkv_cmdImport},
     {"version", DKV_CMD_VERSION, false, "", "what was built, by what", "", dkv_cmdVersion},
     {"help", DKV_CMD_HELP, false, "[--all] [COMMAND]", "this page, or a command's", "", dkv_cmdHelp},
 };

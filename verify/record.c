@@ -41,7 +41,12 @@ void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n
         quoted_line[0] = '\'';
         snprintf(quoted_line + 1, DKV_LINE_MAX + 60, "%s'", line); /* a canonical line has no quotes */
         quote(kernel, quoted_kernel, 4 * DKV_SPEC_MAX);
-        snprintf(out, n, "dualkv replay %s --kernel %s", quoted_line, quoted_kernel);
+        int wrote = snprintf(out, n, "dualkv replay %s --kernel %s", quoted_line, quoted_kernel);
+        const char *dir = strstr(line, " fill=file:") ? dkv_filesDir() : NULL;
+        if (dir && strncmp(kernel, DKV_FILES_PREFIX, strlen(DKV_FILES_PREFIX)) && wrote > 0 && (size_t)wrote < n) {
+            quote(dir, quoted_kernel, 4 * DKV_SPEC_MAX);
+            snprintf(out + wrote, n - (size_t)wrote, " --files %s", quoted_kernel);
+        }
     }
     free(quoted_line);
     free(quoted_kernel);
@@ -162,6 +167,16 @@ char *dkv_printRecord(const dkv_result *r) {
     cJSON_AddStringToObject(o, "arithmetic", r->judged ? r->arithmetic_words : "");
     if (r->profile[0]) cJSON_AddStringToObject(o, "profile", r->profile);
     addNumber(o, "level", r->level);
+    if (r->file[0]) {
+        cJSON_AddStringToObject(o, "file", r->file);
+        cJSON_AddStringToObject(o, "sha256", r->file_hash);
+    }
+    if (r->judged && r->absent) {
+        cJSON *absent = cJSON_AddArrayToObject(o, "not_judged");
+        for (int id = 0; id < DKV_N_OUTPUTS; id++)
+            if (r->absent >> id & 1)
+                cJSON_AddItemToArray(absent, cJSON_CreateString(dkv_tensorName((dkv_tensor_id)id)));
+    }
     if (r->judged) {
         addTensors(o, r);
         addChecks(o, r);

@@ -33,6 +33,17 @@ static int addLine(dkv_selection *s, const char *text, const char *kernel, dkv_e
     return 0;
 }
 
+/* Every case of a folder, with the kernel that answers with what is in it. */
+static int addFiles(dkv_selection *s, const char *word, dkv_err *err) {
+    dkv_files files;
+    const char *dir = word + strlen(DKV_FILES_PREFIX);
+    int rc = dkv_setFilesDir(dir, err);
+    if (rc || (rc = dkv_openFiles(dir, &files, err))) return rc;
+    for (long i = 0; i < files.n && !rc; i++) rc = addLine(s, files.lines[i], word, err);
+    dkv_closeFiles(&files);
+    return rc;
+}
+
 static int addSuite(dkv_selection *s, const char *name, dkv_err *err) {
     dkv_suite suite = {0};
     int rc = dkv_loadSuite(name, &suite, err);
@@ -60,12 +71,14 @@ int dkv_selectWords(const char *const *words, int n, dkv_selection *out, dkv_err
     int rc = p ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory");
     for (int i = 0; i < n && !rc; i++) {
         const char *w = words[i], *equals = strchr(w, '='), *slash = strchr(w, '/');
-        bool suite = !equals || (slash && slash < equals); /* a path may hold a '=' */
+        bool files = strncmp(w, DKV_FILES_PREFIX, strlen(DKV_FILES_PREFIX)) == 0;
+        bool suite = files || !equals || (slash && slash < equals); /* a path may hold a '=' */
         bool whole = !suite && strpbrk(w, " \t\n");
         bool shape = strncmp(w, "shape=", 6) == 0;
         if (suite || whole || (shape && p->shaped)) rc = flush(p, out, err);
         if (rc) break;
-        if (suite) rc = addSuite(out, w, err);
+        if (files) rc = addFiles(out, w, err);
+        else if (suite) rc = addSuite(out, w, err);
         else if (whole) rc = addLine(out, w, NULL, err);
         else {
             size_t at = strlen(p->text);
@@ -84,7 +97,10 @@ static int addRecord(dkv_selection *s, const char *json, dkv_err *err) {
     cJSON *o = cJSON_Parse(json);
     const char *line = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, "line"));
     const char *kernel = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, "kernel"));
-    int rc = line ? addLine(s, line, kernel, err) : dkv_fail(err, DKV_EUSER, "not a record: '%.60s'", json);
+    int rc = 0;
+    if (kernel && strncmp(kernel, DKV_FILES_PREFIX, strlen(DKV_FILES_PREFIX)) == 0)
+        rc = dkv_setFilesDir(kernel + strlen(DKV_FILES_PREFIX), err);
+    if (!rc) rc = line ? addLine(s, line, kernel, err) : dkv_fail(err, DKV_EUSER, "not a record: '%.60s'", json);
     cJSON_Delete(o);
     return rc;
 }
@@ -111,20 +127,46 @@ int dkv_selectFile(const char *path, dkv_selection *out, dkv_err *err) {
     return records ? rc : addSuite(out, path, err);
 }
 
+static int changeLine(char **text, uint64_t reseed, bool forward, dkv_err *err) {
+    dkv_problem p = {0};
+    char line[DKV_LINE_MAX + 1];
+    int rc = dkv_parseProblem(*text, dkv_knownFill, &p, err);
+    if (rc) return rc;
+    p.seed += reseed;
+    if (forward) p.grad = p.dlse = false;
+    rc = dkv_printProblem(&p, line, sizeof line, err);
+    dkv_freeProblem(&p);
+    if (rc) return rc;
+    free(*text);
+    *text = strdup(line);
+    return *text ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory");
+}
+
 int dkv_reseedSelection(dkv_selection *s, uint64_t add, dkv_err *err) {
-    for (long i = 0; i < s->n; i++) {
-        dkv_problem p = {0};
-        char line[DKV_LINE_MAX + 1];
-        int rc = dkv_parseProblem(s->lines[i], dkv_knownFill, &p, err);
-        p.seed += add;
-        if (!rc) rc = dkv_printProblem(&p, line, sizeof line, err);
-        dkv_freeProblem(&p);
-        if (rc) return rc;
-        free(s->lines[i]);
-        s->lines[i] = strdup(line);
-        if (!s->lines[i]) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+    int rc = 0;
+    for (long i = 0; i < s->n && !rc; i++) rc = changeLine(&s->lines[i], add, false, err);
+    return rc;
+}
+
+int dkv_forwardSelection(dkv_selection *s, dkv_err *err) {
+    long kept = 0;
+    int rc = 0;
+    for (long i = 0; i < s->n && !rc; i++) {
+        bool twice = false;
+        rc = changeLine(&s->lines[i], 0, true, err);
+        for (long k = 0; k < kept && !rc && !twice; k++) twice = strcmp(s->lines[k], s->lines[i]) == 0;
+        if (rc) break;
+        if (twice) {
+            free(s->lines[i]);
+            free(s->kernels[i]);
+        } else {
+            s->lines[kept] = s->lines[i];
+            s->kernels[kept++] = s->kernels[i];
+        }
+        if (kept <= i) s->lines[i] = s->kernels[i] = NULL;
     }
-    return 0;
+    if (!rc) s->n = kept;
+    return rc;
 }
 
 void dkv_freeSelection(dkv_selection *s) {

@@ -31,7 +31,7 @@ static int precheckLine(const dkv_session *s, const char *line, bool replicated,
                       available / gib);
         goto done;
     }
-    if (strncmp(p.fill, "recorded:", 9) == 0) { /* does the recording exist, and fit the shape? */
+    if (strncmp(p.fill, "recorded:", 9) == 0 || strncmp(p.fill, "file:", 5) == 0) { /* is it there, does it fit? */
         dkv_layout l = {0};
         dkv_inputs in = {0};
         rc = dkv_makeLayout(&p, &l, err);

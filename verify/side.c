@@ -95,7 +95,7 @@ dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out) {
         dkv_checkArena(&s->arena, backward, &out->damage);
         dkv_gatherOutputs(&s->arena, s->p->dtype, backward, &out->out);
         for (int id = 0; id < DKV_N_OUTPUTS; id++)
-            if ((id >= DKV_DQ) == (backward == 1))
+            if ((id >= DKV_DQ) == (backward == 1) && !(s->d.absent & 1 << id))
                 out->poison[id] = dkv_countPoison(&s->arena, (dkv_tensor_id)id, &out->first[id]);
     }
     out->done = true;

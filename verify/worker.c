@@ -89,6 +89,10 @@ static void closeChannel(dkv_worker *w) {
     w->pid = 0;
 }
 
+bool dkv_isFiles(const dkv_worker *w) {
+    return w && w->spec.kind == DKV_SPEC_FILES;
+}
+
 /* An answer of it may still come, to a question that nobody remembers: it cannot be used again. */
 static void loseAttached(dkv_worker *w) {
     attached_lost = 1;
@@ -97,6 +101,7 @@ static void loseAttached(dkv_worker *w) {
 
 void dkv_stopWorker(dkv_worker *w) {
     if (w->pid == ATTACHED) closeChannel(w);
+    if (dkv_isFiles(w)) dkv_closeFiles(&w->files);
     if (w->pid <= 0) return;
     kill(-w->pid, SIGKILL); /* its process group: whatever the kernel started, too */
     kill(w->pid, SIGKILL);
@@ -290,7 +295,54 @@ static dkv_outcome ask(dkv_worker *w, dkv_request *q, int arena_fd, const char *
     return o;
 }
 
+/* ---- files ---- */
+
+static dkv_outcome failFiles(dkv_worker *w, const dkv_err *err) {
+    snprintf(w->why, sizeof w->why, "%s", err->text);
+    return err->code == DKV_EHARNESS ? DKV_W_HARNESS : DKV_W_ERROR;
+}
+
+static dkv_outcome startFiles(dkv_worker *w) {
+    dkv_err err = {0};
+    w->why[0] = 0;
+    if (w->files.n) return DKV_W_OK;
+    if (dkv_openFiles(w->spec.path, &w->files, &err)) return failFiles(w, &err);
+    w->memory = DUALKV_HOST;
+    w->replicated = w->files.any_replicated;
+    return DKV_W_OK;
+}
+
+static dkv_outcome describeFile(dkv_worker *w, const char *line, dkv_description *out) {
+    dkv_err err = {0};
+    dkv_problem p;
+    memset(out, 0, sizeof *out);
+    dkv_outcome o = startFiles(w);
+    if (o != DKV_W_OK) return o;
+    snprintf(out->name, sizeof out->name, "files");
+    if (!dkv_findFile(&w->files, line, &err)) {
+        if (err.code != DKV_EREFUSED) return failFiles(w, &err);
+        out->refused = 1;
+        snprintf(out->reason, sizeof out->reason, "%.390s", err.text);
+        return DKV_W_OK;
+    }
+    if (dkv_parseProblem(line, NULL, &p, &err)) return failFiles(w, &err);
+    out->alignment = 1;
+    out->replicated = w->files.open.replicated;
+    out->has_backward = 1;
+    out->absent = dkv_absentOutputs(&w->files, p.grad, p.sink);
+    dkv_freeProblem(&p);
+    return DKV_W_OK;
+}
+
+static dkv_outcome launchFiles(dkv_worker *w, const dkv_arena *a, int backward) {
+    dkv_err err = {0};
+    dkv_arena arena = *a;
+    w->why[0] = 0;
+    return dkv_launchFile(&w->files, &arena, backward, &err) ? failFiles(w, &err) : DKV_W_OK;
+}
+
 dkv_outcome dkv_startWorker(dkv_worker *w) {
+    if (dkv_isFiles(w)) return startFiles(w);
     if (w->pid) return DKV_W_OK;
     w->tail_n = 0;
     w->tail[0] = w->why[0] = 0;
@@ -327,6 +379,7 @@ static void tidyStrings(dkv_description *d) {
 }
 
 dkv_outcome dkv_describeCase(dkv_worker *w, const char *line, dkv_description *out) {
+    if (dkv_isFiles(w)) return describeFile(w, line, out);
     dkv_request *q = calloc(1, sizeof *q);
     dkv_reply *r = malloc(sizeof *r);
     dkv_outcome o = q && r ? dkv_startWorker(w) : DKV_W_HARNESS;
@@ -345,6 +398,12 @@ dkv_outcome dkv_describeCase(dkv_worker *w, const char *line, dkv_description *o
 
 dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, double *seconds,
                            int64_t *launches, int64_t *peak) {
+    if (dkv_isFiles(w)) {
+        if (seconds) *seconds = 0;
+        if (launches) *launches = -1;
+        if (peak) *peak = 0;
+        return launchFiles(w, a, backward);
+    }
     dkv_request *q = calloc(1, sizeof *q);
     dkv_reply *r = malloc(sizeof *r);
     dkv_outcome o = q && r && w->pid ? DKV_W_OK : DKV_W_HARNESS;

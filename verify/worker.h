@@ -15,6 +15,7 @@
 #include <sys/types.h>
 
 #include "buffers.h"
+#include "files.h"
 #include "kernel.h"
 
 #define DKV_WORKER_ARG "worker" /* hidden subcommand: `PROGRAM worker FD` */
@@ -47,6 +48,7 @@ typedef struct dkv_description {
     dualkv_arithmetic arithmetic; /* declared = 0: nothing */
     int32_t deterministic;
     uint64_t workspace[2]; /* forward, backward */
+    int32_t absent;        /* outputs that it does not give (bits 1 << dkv_tensor_id): not judged */
 } dkv_description;
 
 typedef struct dkv_worker {
@@ -56,6 +58,7 @@ typedef struct dkv_worker {
     double timeout;    /* seconds for one answer */
     int64_t overstate; /* tokens added to the longest lengths of the problems that it is told of */
     dkv_kernel_spec spec;
+    dkv_files files;                /* of a spec files:DIR, once started: there is no process then */
     int64_t starts;                 /* processes started so far */
     int32_t memory, replicated;     /* of the kernel; known once it is started */
     dkv_gpu_info gpu;               /* likewise */
@@ -67,6 +70,8 @@ typedef struct dkv_worker {
 /* Set by a signal handler: running calls return DKV_W_STOPPED. */
 extern volatile sig_atomic_t dkv_stopRequested;
 
+/* Its outputs lie in files: it can run nothing that is not there. */
+bool dkv_isFiles(const dkv_worker *w);
 void dkv_initWorker(dkv_worker *w, const dkv_kernel_spec *spec, double timeout);
 /* Starts a process if there is none. DKV_W_ERROR: the kernel cannot be opened (a user error, in w->why). */
 dkv_outcome dkv_startWorker(dkv_worker *w);
