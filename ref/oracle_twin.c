@@ -312,6 +312,19 @@ static void finishHead(dkv_twin *t) {
     }
 }
 
+/* Rows of the head whose LSE errs independently, to those of other heads. */
+static int countClasses(dkv_twin *t, dkv_err *err) {
+    int64_t n = t->l->view.tq * t->h.g;
+    int32_t *cls = calloc((size_t)n + 1, sizeof *cls);
+    double classes = 0;
+    int code = cls ? dkv_countEqual(t->row_class, cls, n, t->equal_any, err)
+                   : dkv_fail(err, DKV_EHARNESS, "out of memory: %lld rows", (long long)n);
+    for (int64_t i = 0; i < n && !code; i++) classes += 1 / (double)t->equal_any[i];
+    free(cls);
+    if (!code) __atomic_fetch_add(&t->out->lse_classes, llround(classes), __ATOMIC_RELAXED);
+    return code;
+}
+
 static void runBlock(dkv_twin *t, bool forward, bool backward) {
     t->has_exact = forward;
     if (forward) dkv_twinBeginForward(t);
@@ -364,7 +377,7 @@ static int runHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
         if (two) runBlock(t, false, true);
     }
     finishHead(t);
-    return DKV_OK;
+    return countClasses(t, err);
 }
 
 static void closeTwin(dkv_twin *t, void **owned, int n) {
@@ -474,6 +487,8 @@ static int openTwin(dkv_twin *t, void **owned, int *count, dkv_err *err) {
                           DOUBLES(sum_var, m),
                           DOUBLES(lost, m),
                           DOUBLES(lse_var, m),
+                          {&t->top, m, sizeof(dkv_topKey)},
+                          {&t->row_class, tq * t->h.g, sizeof(uint64_t)},
                           DOUBLES(lse_kernel, m),
                           DOUBLES(score_var, m),
                           DOUBLES(delta, m),
@@ -586,6 +601,7 @@ int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *
         goto done;
     }
     setPresence(p, in, a, out);
+    out->lse_classes = 0;
     for (int e = 0; e < n && !code; e++) {
         all[e].t = (dkv_twin){
             .p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out};

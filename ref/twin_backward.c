@@ -83,6 +83,7 @@ static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double
         bool sees = r->s[j] > -DBL_MAX;
         double x = sees ? r->s[j] - lse : 0, p = sees ? r->p[j] : 0, last_p = p < flush ? p * p : least2,
                dev = sees ? r->dp[j] - delta : 0;
+        p = p < flush ? 0 : p; /* declared, and for all alike: no noise */
         double c = capped && sees ? r->cap[j] : 0, keep = 1 - c * c,
                slope = keep - c * per_cap; /* d log dS / d score, times keep */
         double rel = unit2 * x * x + exp2, vp = p * p * (vs[j] + rel) + last_p, raw = p * dev,

@@ -193,6 +193,7 @@ DKV_INLINE dkv_twin_pair dkv_formulaTwinPair(const dkv_twin_units *t, double s, 
     double unit2 = t->z.unit2, least2 = t->z.least2, flush = t->z.flush, prod = t->z.prod_p2;
     double per_cap = capped ? 2 / t->softcap : 0, last = capped ? unit2 : 0;
     double x = s - lse, last_p = p < flush ? p * p : least2, dev = dp - delta;
+    p = p < flush ? 0 : p; /* declared, and for all alike: no noise */
     double c = capped ? cap : 0, keep = 1 - c * c,
            slope = keep - c * per_cap; /* d log dS / d score, times keep */
     double rel = unit2 * x * x + t->z.exp2, vp = p * p * (vs + rel) + last_p, raw = p * dev, ds = raw * keep;

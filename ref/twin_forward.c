@@ -88,10 +88,10 @@ static void roundedRow(const dkv_twin *t, int64_t n, const double *s, double ref
     dkv_spacing ulp = t->ulp_p;
     double unit2 = t->z.unit2, exp2 = t->z.exp2, over = fade * fade / t->z.unit2;
     for (int64_t j = 0; j < n; j++) {
-        double x = s[j] > -DBL_MAX ? s[j] - ref : 0, v = p[j] * p[j] * (vs[j] + unit2 * x * x + exp2);
+        double x = s[j] > -DBL_MAX ? s[j] - ref : 0, errs = x != 0 ? 1 : 0; /* exp(0) is 1 */
+        double v = p[j] * p[j] * (vs[j] + unit2 * x * x + errs * exp2), y = dkv_roundBy(f, p[j]);
         rel[j] = v * over;
-        double y = dkv_roundBy(f, p[j]);
-        w[j] = (float)(dkv_flip(p[j], y, v, dkv_spacingAt(ulp, p[j])) * over);
+        w[j] = (float)(dkv_flip(p[j], y, errs * v, dkv_spacingAt(ulp, p[j])) * over);
         p[j] = y * fade;
     }
 }
@@ -101,27 +101,39 @@ static void exactRow(const dkv_twin *t, int64_t n, const double *s, double ref, 
                      double *p, float *w, double *rel) {
     double unit2 = t->z.unit2, exp2 = t->z.exp2, over = 1 / t->z.unit2, prod = t->z.prod_p2 * over;
     for (int64_t j = 0; j < n; j++) {
-        double x = s[j] > -DBL_MAX ? s[j] - ref : 0, y = p[j] * fade,
-               v = (vs[j] + unit2 * x * x + exp2) * over;
+        double x = s[j] > -DBL_MAX ? s[j] - ref : 0, y = p[j] * fade, errs = x != 0 ? 1 : 0;
+        double v = (vs[j] + unit2 * x * x + errs * exp2) * over;
         rel[j] = y * y * v;
-        w[j] = (float)(y * y * (v + prod));
+        w[j] = (float)(y * y * (v + errs * prod));
         p[j] = y;
     }
 }
 
 /* The row sum over one key tile, term by term as the kernel adds: variance of the roundings. Where one of
- * both is too small to be seen beside the other it is lost, and what is lost has one sign. */
+ * both is too small to be seen beside the other it is lost, and what is lost has one sign. Terms that are the
+ * same within an eighth of the sum's spacing are rounded the same way while that spacing lasts, and the same
+ * argument has the same error of exp: both add up before they are squared. Terms of 1 round nothing. */
 static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fade, const double *rel,
                    const float *equal) {
     double part = 0, squares = 0, lost = 0, noise = 0, u, stuck = t->z.stuck, old = t->sum[i];
+    double last = 0, last_u = 0, run = 0, alike = 0, held = 0, exp2 = t->z.exp2 / t->z.unit2;
     for (int64_t j = 0; j < n; j++) {
         double x = p[j] * fade, less = x < part ? x : part, more = x < part ? part : x;
         double moves = less > stuck * more ? 1 : 0;
         part += x;
         u = dkv_spacingAt(t->ulp_sum, part);
-        squares += moves * u * u * equal[j]; /* the same number added again loses the same */
         lost += (1 - moves) * less;
         noise += rel[j] * equal[j];
+        if (moves == 0 || fabs(x - 1) < 0.5 * stuck) continue;
+        double gap2 = (x - last) * (x - last);
+        if (u != last_u || gap2 + 2 * rel[j] * t->z.unit2 > u * u / 64) run = alike = held = 0;
+        run++;
+        alike += equal[j]; /* the same number added again loses the same */
+        squares += u * u * (fmax(run * run, alike) - held);
+        held = fmax(run * run, alike);
+        if (gap2 < stuck * stuck / 16 * x * x) noise += 2 * (run - 1) * exp2 * x * x;
+        last = x;
+        last_u = u;
     }
     t->score_var[i] += noise * t->z.unit2;
     t->sum_var[i] += squares / 12;
@@ -164,6 +176,7 @@ void dkv_twinForwardRow(dkv_twin *t, int64_t i) {
     if (i == 0) cutTile(t);
     by = setMaxima(t, i, ref);
     if (by != 1) fadeRow(t, i, by, by > 0 ? was - t->max[i] : 0);
+    dkv_twinNoteTop(t, i);
     for (int64_t e = 0; e < t->n_cuts; e++) {
         int64_t at = t->cuts[e], n = t->cuts[e + 1] - at;
         double fade = ref[e] == t->max[i] ? 1 : exp(ref[e] - t->max[i]);
@@ -313,12 +326,14 @@ static void finishRow(dkv_twin *t, int64_t i) {
     }
     finishLse(t, i);
     double own = t->sum_var[i] - t->score_var[i] / (t->sum[i] * t->sum[i]); /* of the sum's roundings alone */
+    double by_sum = dkv_twinSumVar(t, i);
     for (int64_t c = 0; c < d; c++) {
         double a1 = t->o.a1[i * d + c], a2 = t->o.a2[i * d + c], x = (o[c] - t->o.loss[i * d + c]) / l,
                y = o[c] / l;
         double u = dkv_spacingAt(t->ulp_out, fabs(x)), scores;
-        scores = t->p_rounded ? a2 / (l * l) + y * y * t->score_var[i] / (l * l)
-                              : (a2 - 2 * y * a1 + y * y * t->score_var[i]) / (l * l);
+        scores = t->p_rounded ? a2 + y * y * by_sum : a2 - 2 * y * a1 + y * y * t->score_var[i];
+        if (!t->p_rounded && scores < 0x1p-20 * a2) scores = 0; /* of one key: a difference of equal floats */
+        scores /= l * l;
         if (t->a->p_normalised) scores = a2;
         o[c] = x;
         var[c] = (scores > 0 ? scores : 0) + var[c] / (l * l) + x * x * (own > 0 ? own : 0);
@@ -337,15 +352,17 @@ void dkv_twinBeginForward(dkv_twin *t) {
     double *wide[] = {t->o.acc, t->o.chain, t->o.loss, t->o.a1, t->o.a2};
     for (size_t e = 0; e < sizeof rows / sizeof *rows; e++) memset(rows[e], 0, row);
     for (size_t e = 0; e < sizeof wide / sizeof *wide; e++) memset(wide[e], 0, all);
-    for (int64_t i = 0; i < m; i++) t->max[i] = -INFINITY;
+    for (int64_t i = 0; i < m; i++) t->max[i] = t->top[i].s = -INFINITY;
     dkv_getLse(&t->h, &t->b, t->out->truth.lse, t->lse);
     if (t->table) fillMaxima(t);
 }
 
 void dkv_twinEndForward(dkv_twin *t) {
     for (int64_t i = 0; i < t->b.m; i++) {
+        dkv_twinRefineTop(t, i);
         if (t->in->sink) addSink(t, i);
         finishRow(t, i);
+        dkv_twinClassify(t, i);
     }
     dkv_putRows(&t->h, &t->b, t->o.acc, t->p->dv, t->out->twin.o);
     dkv_putRows(&t->h, &t->b, t->o.chain, t->p->dv, t->out->sigma2.o);

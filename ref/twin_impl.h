@@ -27,6 +27,13 @@ typedef struct dkv_rowSum {
     double *acc, *chain, *loss, *a1, *a2, *terms, *now, *var;
 } dkv_rowSum;
 
+/* A row's largest score so far: the variance in use of it, of which its chain's; (1 - tanh^2)^2 of its softcap; how
+ * many keys (and values) of its segment equal this one. */
+typedef struct dkv_topKey {
+    double s, vs, chain, keep2, equal, equal_v;
+    int64_t key;
+} dkv_topKey;
+
 /* One thread's work on one KV head. Tile arrays are [m, n]. */
 typedef struct dkv_twin {
     const dkv_problem *p;
@@ -60,7 +67,9 @@ typedef struct dkv_twin {
     dkv_rowSum o, dq;
     float *prod;                                                    /* [m or n, d] of one product */
     double *max, *sum, *sum_var, *lost, *score_var, *lse, *lse_var; /* [m], of forward */
-    double *lse_kernel, *delta, *delta_var;                         /* [m], of backward */
+    dkv_topKey *top;                                                /* [m], of forward */
+    uint64_t *row_class;                    /* [tq, g]: rows whose LSE errs alike have the same */
+    double *lse_kernel, *delta, *delta_var; /* [m], of backward */
     double *tile_max;                                               /* [m, key tiles] */
     double *o_kernel;        /* [m, dv]: what backward's delta is made of */
     double *o_exact, *o_var; /* [m, dv]: O before its rounding, and its variance */
@@ -96,6 +105,15 @@ void dkv_twinScoreRow(dkv_twin *t, int64_t i);
 /* Squares of x [n, d] over *unit^2, a power of two near the largest magnitude; times weight[row] where not
  * NULL. */
 void dkv_twinSquares(const double *x, int64_t n, int64_t d, const float *weight, float *out, double *unit);
+
+/* The row's largest score: noted after each tile's scores; then its chain walked, and all that depends on it set
+ * right; the row sum's variance by its scores where P is rounded; the row's class. */
+void dkv_twinNoteTop(dkv_twin *t, int64_t i);
+void dkv_twinRefineTop(dkv_twin *t, int64_t i);
+double dkv_twinSumVar(const dkv_twin *t, int64_t i);
+void dkv_twinClassify(dkv_twin *t, int64_t i);
+/* Variance of the roundings of one chain in fp32, in order: the sum of their squares. */
+double dkv_twinWalk(const double *a, const double *b, int64_t d);
 
 /* How many of x exceed `least`, and the sum of squares. Sum of w x y. */
 double dkv_twinCount(const double *x, int64_t n, double least, double *squares);

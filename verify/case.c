@@ -187,6 +187,7 @@ static int packOracle(dkv_case *c, const dkv_ref_options *ref, dkv_err *err) {
     markUnclaimed(s->l, &c->rep_oracle, false);
     markUnclaimed(&c->packed, &c->oracle, false);
     memcpy(c->oracle.has_twin, c->rep_oracle.has_twin, sizeof c->oracle.has_twin);
+    c->oracle.lse_classes = c->rep_oracle.lse_classes;
     return rc;
 }
 

@@ -28,6 +28,7 @@
 #define CLIP_MIN 9.0
 #define CLIP_MAX 100.0
 #define EXACT    0x1p-42 /* sigma below this share of the value: nothing was rounded */
+#define CERTAIN  0x1p-14 /* sigma below this share of the output's spacing: the rounding is certain */
 
 /* Geometry of one tensor: rows x heads vectors of d elements; LSE lies [head, row]. */
 typedef struct shape {
@@ -133,7 +134,8 @@ typedef struct row_stat { /* of one vector */
     uint64_t hash;        /* of its twin: equal rows are one observation */
     int64_t at;
     int region, equal;                         /* equal: rows of the region that are the same */
-    double square, mean, slope, weight, noise; /* of min(z^2, C), of z; sums for the slope */
+    double square, mean, off, slope, weight, noise; /* of min(z^2, C), of z, of (got - rounded twin)/sigma; sums
+                                                     * for the slope */
 } row_stat;
 
 static int compareRows(const void *x, const void *y) {
@@ -176,12 +178,12 @@ static int64_t gatherRows(const shape *s, const uint8_t *region, const double *t
 /* z of every element of the vector; false if none tells anything. */
 static bool measureRow(const double *got, const double *twin, const double *sigma2, int64_t d, int32_t format,
                        double clip, row_stat *r) {
-    double n = 0, square = 0, mean = 0, top = sqrt(clip);
+    double n = 0, square = 0, mean = 0, off = 0, top = sqrt(clip);
     for (int64_t c = 0; c < d; c++) {
         double t = twin[c], e = got[c] - t, h, s2 = sigma2[c], z, w;
         if (!isfinite(e) || !isfinite(s2)) continue; /* the bound's business */
         h = dkv_ulp(t, format);
-        if (s2 <= EXACT * EXACT * t * t) { /* exact: only half a unit and more is an error */
+        if (s2 <= EXACT * EXACT * t * t || s2 <= CERTAIN * CERTAIN * h * h) { /* half a unit is an error */
             if (!(fabs(e) > h / 2)) continue;
             s2 = h * h / 12;
         }
@@ -189,6 +191,8 @@ static bool measureRow(const double *got, const double *twin, const double *sigm
         n++;
         square += z * z < clip ? z * z : clip;
         mean += z > top ? top : z < -top ? -top : z;
+        z = (got[c] - dkv_roundTo(t, format)) / sqrt(s2);
+        off += z > top ? top : z < -top ? -top : z;
         w = 1 / (s2 + h * h / 12);
         if (isfinite(w) && isfinite(t * t * w)) {
             r->slope += w * t * (got[c] - dkv_roundTo(t, format));
@@ -199,6 +203,7 @@ static bool measureRow(const double *got, const double *twin, const double *sigm
     }
     r->square = n > 0 ? square / n : 0;
     r->mean = n > 0 ? mean / n : 0;
+    r->off = n > 0 ? off / n : 0;
     return n > 0;
 }
 
@@ -227,8 +232,8 @@ static double clipFor(double dof) {
 /* Statistics and limits of one part from its measured rows (used: those that tell anything). */
 static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int region, double dof_max,
                       double clip, double mean_clean, double gain_clean, double level, dkv_part *out) {
-    double count = 0, square = 0, square2 = 0, mean = 0, mean2 = 0, slope = 0, weight = 0, error = 0,
-           lean = 0, noise = 0, squares = 0, most = 1;
+    double count = 0, square = 0, square2 = 0, mean = 0, mean2 = 0, off = 0, off2 = 0, slope = 0, weight = 0,
+           error = 0, lean = 0, noise = 0, squares = 0, most = 1;
     for (int64_t i = 0; i < n; i++) {
         if (!used[i] || (region >= 0 && rows[i].region != region)) continue;
         count++;
@@ -238,6 +243,8 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
         square2 += rows[i].square * rows[i].square;
         mean += rows[i].mean;
         mean2 += rows[i].mean * rows[i].mean;
+        off += rows[i].off;
+        off2 += rows[i].off * rows[i].off;
         slope += rows[i].slope;
         weight += rows[i].weight;
         noise += rows[i].noise;
@@ -248,6 +255,9 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
     eff = eff < dof_max ? eff : dof_max;
     few = few < eff ? few : eff;
     square /= count;
+    /* Where all rows round the same way the residual has a mean, and where the rounding is not foreseen its
+     * distance from the rounded twin has one: a bias has both. */
+    if (fabs(off) < fabs(mean)) mean = off, mean2 = off2;
     mean /= count;
     out->dof = eff;
     out->rms_z = sqrt(square);
@@ -310,6 +320,7 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
     /* One row's delta errs in the gradients of all its keys: these are not more independent than the rows. */
     if (s->keys && lse) dof = (double)countDistinct(lse, rows, work);
     int64_t n = gatherRows(s, region, twin, sigma2, stat);
+    if (id == DKV_LSE && o->lse_classes > 0) dof = (double)o->lse_classes;
     sums all = countRows(stat, n, -1);
     /* Rows that see nearly the same keys with nearly the same weights share their chains' errors: in fp32
      * these are all the noise there is, and only the head dimension's elements are independent. Calibrated on

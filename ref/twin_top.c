@@ -1,0 +1,93 @@
+/* twin_top.c: the key of each row's largest score. Where a row leans on one key, that key's score is most of its
+ * noise, and an average over sampled chains is no estimate of one chain: this one is walked. */
+#include "twin_impl.h"
+
+/* Sum of the squares of what the roundings of a chain in fp32 take: its variance, if they are independent. */
+double dkv_twinWalk(const double *a, const double *b, int64_t d) {
+    float t = 0;
+    double var = 0;
+    for (int64_t c = 0; c < d; c++) {
+        double x = a[c] * b[c];
+        float y = (float)x, next = t + y;
+        double r = (double)t + (double)y - (double)next;
+        var += (x - (double)y) * (x - (double)y) + r * r;
+        t = next;
+    }
+    return var;
+}
+
+/* The model's variance of the chain of row i and the tile's key j, as dkv_twinScoreRow has it. */
+static double chainModel(const dkv_twin *t, int64_t i, int64_t j) {
+    double scale = t->p->scale, size = t->q_norm[i] * t->k_norm[j];
+    if (t->quick) {
+        double x = t->s[i * t->t.n + j] / scale, sq = dkv_quickSquares(t->quick_s, x * x, size);
+        return t->z.step2 * scale * scale * t->fit_s.var[dkv_chainBin(size > 0 ? (float)(sq / size) : 0)] *
+               sq;
+    }
+    float sq = t->sq[i * t->t.n + j];
+    return t->z.step2 * scale * scale * t->fit_s.var[dkv_chainBin(sq)] * sq * size;
+}
+
+void dkv_twinNoteTop(dkv_twin *t, int64_t i) {
+    int64_t n = t->t.n, j = 0;
+    const double *s = t->s + i * n;
+    double x = dkv_maxOf(s, n), cap;
+    if (!(x > t->top[i].s)) return;
+    while (s[j] != x) j++;
+    cap = t->p->softcap > 0 ? t->cap[i * n + j] : 0;
+    t->top[i] = (dkv_topKey){.s = x,
+                             .vs = t->vs[j],
+                             .chain = chainModel(t, i, j),
+                             .keep2 = (1 - cap * cap) * (1 - cap * cap),
+                             .equal = t->equal_k[t->t.k_row + j],
+                             .equal_v = t->equal_kv[t->t.k_row + j],
+                             .key = t->t.k_row + j};
+}
+
+void dkv_twinRefineTop(dkv_twin *t, int64_t i) {
+    const dkv_problem *p = t->p;
+    dkv_topKey *k = &t->top[i];
+    const double *q = t->b.q + i * p->dqk;
+    double row[256], more, weight = exp(k->s - t->max[i]), by = p->scale * p->scale;
+    if (k->s == -INFINITY || t->z.truncates || t->z.step > 1 || t->s_rounded || t->z.unit2 < 0x1p-80) return;
+    dkv_decodeRows(t->in->k, p->dtype, k->key, 1, p->hkv, t->h.kvh, p->dqk, row);
+    dkv_roundArray(row, (size_t)p->dqk, t->a->in_format);
+    more = by * dkv_twinWalk(q, row, p->dqk) - k->chain;
+    more *= k->keep2 * weight * weight;
+    if (!isfinite(more)) return;
+    k->vs = fmax(k->vs + more / (weight * weight), 0);
+    t->score_var[i] = fmax(t->score_var[i] + more * k->equal, 0);
+    if (t->p_rounded) return;
+    dkv_decodeRows(t->in->v, p->dtype, k->key, 1, p->hkv, t->h.kvh, p->dv, row);
+    dkv_roundArray(row, (size_t)p->dv, t->a->in_format);
+    for (int64_t c = 0; c < p->dv; c++) {
+        if (!isfinite(row[c])) continue;
+        t->o.a1[i * p->dv + c] += more * k->equal_v * row[c];
+        t->o.a2[i * p->dv + c] += more * k->equal_v * row[c] * row[c];
+    }
+}
+
+/* Of the row sum's relative variance, what its scores cause: the largest is subtracted from all, so that its
+ * own term is 1 whatever its error, and that error is in all others. */
+double dkv_twinSumVar(const dkv_twin *t, int64_t i) {
+    const dkv_topKey *k = &t->top[i];
+    double p = exp(k->s - t->max[i]), rest = t->sum[i] - p;
+    double var = t->score_var[i] - p * p * k->vs * k->equal;
+    if (k->s == -INFINITY || p < 1) return t->score_var[i]; /* the sink is larger */
+    return (var > 0x1p-40 * t->score_var[i] ? var : 0) + k->vs * rest * rest;
+}
+
+/* Rows of one query vector that lean on one key have one chain's error: one class. */
+void dkv_twinClassify(dkv_twin *t, int64_t i) {
+    const dkv_problem *p = t->p;
+    const dkv_topKey *k = &t->top[i];
+    double weight = exp(k->s - t->max[i]) / t->sum[i];
+    int64_t at = t->b.q_row * t->h.g + i;
+    size_t size = dkv_dtypeSize(p->dtype) * (size_t)p->dqk;
+    uint64_t h = t->sum[i] > 0 ? dkv_hashBytes(3, &at, sizeof at) : 0; /* those that see no key are exact */
+    if (k->s > -INFINITY && weight * weight * k->vs > t->lse_var[i] / 2) {
+        const char *key = (const char *)t->in->k + size * (size_t)(k->key * p->hkv + t->h.kvh);
+        h = dkv_hashBytes(dkv_hashBytes(4, t->b.q + i * p->dqk, sizeof(double) * (size_t)p->dqk), key, size);
+    }
+    t->row_class[at] = h;
+}
