@@ -21,7 +21,8 @@ extern "C" {
 typedef struct dkv_oracle {
     dkv_outputs truth, bound, twin, sigma2;
     bool has_twin[DKV_N_OUTPUTS];
-    int64_t lse_classes; /* independent errors among LSE's rows (twin_top.c); 0: not counted, as many as rows */
+    int64_t lse_rows, lse_alike; /* LSE's rows that tell anything; the sum over them of how many err alike (twin_top.c).
+                                  * 0: not counted */
 } dkv_oracle;
 
 int dkv_allocOracle(const dkv_layout *l, dkv_oracle *o, dkv_err *err);

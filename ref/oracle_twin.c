@@ -312,16 +312,21 @@ static void finishHead(dkv_twin *t) {
     }
 }
 
-/* Rows of the head whose LSE errs independently, to those of other heads. */
+/* Adds the head's rows, and how many of them err alike in LSE. */
 static int countClasses(dkv_twin *t, dkv_err *err) {
     int64_t n = t->l->view.tq * t->h.g;
     int32_t *cls = calloc((size_t)n + 1, sizeof *cls);
-    double classes = 0;
+    int64_t rows = 0, alike = 0;
     int code = cls ? dkv_countEqual(t->row_class, cls, n, t->equal_any, err)
                    : dkv_fail(err, DKV_EHARNESS, "out of memory: %lld rows", (long long)n);
-    for (int64_t i = 0; i < n && !code; i++) classes += 1 / (double)t->equal_any[i];
+    for (int64_t i = 0; i < n && !code; i++) {
+        if (t->row_class[i] == 0) continue;
+        rows++;
+        alike += (int64_t)t->equal_any[i];
+    }
     free(cls);
-    if (!code) __atomic_fetch_add(&t->out->lse_classes, llround(classes), __ATOMIC_RELAXED);
+    __atomic_fetch_add(&t->out->lse_rows, rows, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&t->out->lse_alike, alike, __ATOMIC_RELAXED);
     return code;
 }
 
@@ -601,7 +606,7 @@ int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *
         goto done;
     }
     setPresence(p, in, a, out);
-    out->lse_classes = 0;
+    out->lse_rows = out->lse_alike = 0;
     for (int e = 0; e < n && !code; e++) {
         all[e].t = (dkv_twin){
             .p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out};

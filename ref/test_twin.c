@@ -6,7 +6,7 @@
 #include <cmocka.h>
 
 #include "reference.h"
-#include "twin_noise.h"
+#include "twin_impl.h"
 #include "twin_trial.inc"
 
 static uint64_t next(uint64_t *x) {
@@ -89,6 +89,30 @@ static void test_chains(void **state) {
                 model += z.step2 * sq * nx * ny;
             }
             assert_true(model / real > 0.8 && model / real < 1.25);
+        }
+}
+
+/* One chain, walked: over many pairs the mean square of its error, whatever the quanta of its operands; and of rows
+ * that lean on one key the LSE, where the keys' quanta differ. */
+static void test_walk(void **state) {
+    (void)state;
+    uint64_t r = 11;
+    for (int type = 0; type < 3; type++)
+        for (int outliers = 0; outliers < 2; outliers++) {
+            double real = 0, model = 0, x[64], y[64];
+            for (int i = 0; i < 3000; i++) {
+                float sum = 0;
+                double exact = 0;
+                for (int c = 0; c < 64; c++) {
+                    x[c] = dkv_roundTo(normal(&r) * (outliers && c % 16 == 3 ? 30 : 1), type);
+                    y[c] = dkv_roundTo(normal(&r), type);
+                    sum += (float)x[c] * (float)y[c];
+                    exact += x[c] * y[c];
+                }
+                real += (sum - exact) * (sum - exact);
+                model += dkv_twinWalk(x, y, 64);
+            }
+            assert_true(model / real > 0.85 && model / real < 1.15);
         }
 }
 
@@ -268,6 +292,7 @@ static void test_isolation(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flip),     cmocka_unit_test(test_chains),    cmocka_unit_test(test_clean),
+        cmocka_unit_test(test_walk),
         cmocka_unit_test(test_threads),  cmocka_unit_test(test_faults),    cmocka_unit_test(test_declared),
         cmocka_unit_test(test_partials), cmocka_unit_test(test_isolation),
     };

@@ -187,7 +187,8 @@ static int packOracle(dkv_case *c, const dkv_ref_options *ref, dkv_err *err) {
     markUnclaimed(s->l, &c->rep_oracle, false);
     markUnclaimed(&c->packed, &c->oracle, false);
     memcpy(c->oracle.has_twin, c->rep_oracle.has_twin, sizeof c->oracle.has_twin);
-    c->oracle.lse_classes = c->rep_oracle.lse_classes;
+    c->oracle.lse_rows = c->rep_oracle.lse_rows;
+    c->oracle.lse_alike = c->rep_oracle.lse_alike;
     return rc;
 }
 

@@ -320,7 +320,7 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
     /* One row's delta errs in the gradients of all its keys: these are not more independent than the rows. */
     if (s->keys && lse) dof = (double)countDistinct(lse, rows, work);
     int64_t n = gatherRows(s, region, twin, sigma2, stat);
-    if (id == DKV_LSE && o->lse_classes > 0) dof = (double)o->lse_classes;
+    if (id == DKV_LSE && o->lse_alike > 0) dof = (double)o->lse_rows * (double)o->lse_rows / (double)o->lse_alike;
     sums all = countRows(stat, n, -1);
     /* Rows that see nearly the same keys with nearly the same weights share their chains' errors: in fp32
      * these are all the noise there is, and only the head dimension's elements are independent. Calibrated on
