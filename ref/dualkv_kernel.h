@@ -148,7 +148,7 @@ typedef struct dualkv_kernel {
     int32_t memory;            /* dualkv_memory: where the tensors must be */
     int32_t alignment;         /* bytes: data pointers and byte strides are multiples of it; at least the element */
     int32_t replicated;        /* 1: wants every problem as independent sequences (one root segment each) */
-    int32_t reserved;
+    int32_t absent;            /* outputs that it does not give, bits 1 << 0 (O), LSE, dQ, dK, dV, dSink; they are not judged */
     /* Opens an instance from the options of a kernel spec ("bm=64,bn=64,det"; "" if none). NULL and a one-line
      * reason in err (size n) if an option is unknown or out of range. */
     void *(*open)(const char *options, char *err, size_t n);

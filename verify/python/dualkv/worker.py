@@ -1,0 +1,69 @@
+"""The worker process of FILE.py:FUNCTION: `python -m dualkv.worker FD FILE FUNCTION OPTIONS`, started by the program."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib.util
+import os
+import resource
+import signal
+import sys
+import traceback
+from typing import Any
+
+from . import host
+from .host import Function, SpecError
+
+PR_SET_PDEATHSIG = 1
+
+
+def load(path: str) -> Any:
+    """The file as a module, its folder first on the path, as `python FILE` has it. SpecError: one line, with the place."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SpecError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as e:
+        traceback.print_exc()
+        raise SpecError(f"importing it failed: {host.explain(e, [path])}") from None
+    return module
+
+
+def find(path: str, name: str, options: str) -> Function:
+    """The function of a spec."""
+    chosen = host.parse_options(options)
+    module = load(path)
+    function = getattr(module, name, None)
+    if function is None:
+        there = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        raise SpecError(f"{path} has no '{name}'" + (f" (it has {', '.join(there[:8])})" if there else ""))
+    return Function(function, getattr(module, f"{name}_backward", None), chosen, name, "torch" in sys.modules)
+
+
+def main(argv: list[str]) -> int:
+    fd, path, name, options = int(argv[0]), argv[1], argv[2], argv[3]
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a hanging kernel must not outlive its coordinator
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.set_inheritable(fd, False)
+    faulthandler.enable()
+    if "" in sys.path:
+        sys.path.remove("")
+    try:
+        function: Function | str = find(path, name, options)
+    except SpecError as e:
+        function = str(e)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    host.serve(fd, function)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
