@@ -181,6 +181,17 @@ $(B)/obj/%.o: %.cu Makefile
 $(B)/libdualkv_cuda.so: $(CUDA_SRC:%.cu=$(B)/obj/%.o) $(B)/libdualkv.a
 	$(NVCC) -shared -cudart static $(foreach a,$(CUDA_ARCH),$(GENCODE$(a))) $^ \
 	  -Xlinker --exclude-libs,ALL,-z,defs -o $@
+# The same with planted faults (cuda/fault.cuh); a usual build has none of them.
+FAULTY := forward backward simple32 passes plugin
+$(B)/faults/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -DDKV_CUDA_FAULTS -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(B)/libdualkv_cuda_faults.so: $(FAULTY:%=$(B)/faults/cuda/%.o) \
+  $(patsubst %.cu,$(B)/obj/%.o,$(filter-out $(FAULTY:%=cuda/%.cu),$(CUDA_SRC))) $(B)/libdualkv.a
+	$(NVCC) -shared -cudart static $(foreach a,$(CUDA_ARCH),$(GENCODE$(a))) $^ \
+	  -Xlinker --exclude-libs,ALL,-z,defs -o $@
+.PHONY: cuda-faults
+cuda-faults: $(B)/libdualkv_cuda_faults.so ## the CUDA plugin with planted faults (cuda/fault.cuh), for a test of the tests
 # Need a device to run, so `test` only builds them.
 $(B)/test_device $(B)/test_oracle: $(B)/%: $(B)/obj/cuda/%.o $(B)/libdualkv.a
 	$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
@@ -217,4 +228,4 @@ wheel: wheel-files ## build/dist/dualkv-….whl: the Python package with program
 clean: ## remove what was built
 	rm -rf $(B)
 
--include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(B)/obj $(B)/faults -name '*.d' 2>/dev/null)

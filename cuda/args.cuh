@@ -7,9 +7,9 @@
 #define DKV_ARGS_CUH
 
 #include "../ref/walk.h"
+#include "fault.cuh"
 
 #define DKV_LOG2E 1.4426950408889634f
-#define DKV_LN2 0.6931471805599453f
 
 typedef struct dkv_args {
     dualkv_problem p; /* scalars; arrays point to device memory */
@@ -26,6 +26,7 @@ typedef struct dkv_args {
     float *dq_acc;        /* [tq, hq, dqk] */
     float *dk_acc, *dv_acc; /* [splits, tk, hkv, dqk], [splits, tk, hkv, dv] */
     int splits;
+    DKV_FAULT_FIELD
 } dkv_args;
 
 static __device__ __forceinline__ int64_t dkv_virtualTile(const dkv_args &a, int s, int tile_rows, int keys) {
@@ -51,9 +52,8 @@ static inline int64_t dkv_virtualTiles(const dualkv_problem *p, int tile_rows, i
     return (keys ? p->tk : p->tq) / tile_rows + p->n_segments;
 }
 
-/* Score in base 2 of a raw product: scale, softcap, ALiBi. *chain: derivative of the natural score by scale*q.k. */
-static __device__ __forceinline__ float dkv_score2(const dkv_args &a, float raw, float slope2, int64_t distance,
-                                                   float *chain) {
+/* Scale and softcap of a raw product. *chain: derivative of the natural score by scale*q.k. */
+static __device__ __forceinline__ float dkv_scaled(const dkv_args &a, float raw, float *chain) {
     float s = raw * a.p.scale;
     *chain = 1.f;
     if (a.p.softcap > 0.f) {
@@ -61,7 +61,19 @@ static __device__ __forceinline__ float dkv_score2(const dkv_args &a, float raw,
         s = a.p.softcap * t;
         *chain = 1.f - t * t;
     }
-    return s * DKV_LOG2E - slope2 * (float)(distance < 0 ? -distance : distance);
+    return s;
+}
+
+/* Natural score of a raw product: scale, softcap, ALiBi. */
+static __device__ __forceinline__ float dkv_score(const dkv_args &a, float raw, float slope, int64_t distance) {
+    float chain, s = dkv_scaled(a, raw, &chain);
+    return a.p.alibi ? s - slope * (float)(distance < 0 ? -distance : distance) : s;
+}
+
+/* The same in base 2, with *chain. */
+static __device__ __forceinline__ float dkv_score2(const dkv_args &a, float raw, float slope2, int64_t distance,
+                                                   float *chain) {
+    return dkv_scaled(a, raw, chain) * DKV_LOG2E - slope2 * (float)(distance < 0 ? -distance : distance);
 }
 
 /* Up to which offset of range g every row from r0 on sees every key; -1 where only dkv_walkTile can say. */

@@ -38,7 +38,7 @@ static __device__ __forceinline__ int first_full_row(const dkv_args &a, const du
 /* First segment from t on, in the subtree of s, that sees offset c0 of s's keys; span of rows set. */
 static __device__ __forceinline__ void row_segment(const dkv_args &a, int s, int c0, int c1, dkv_row_walker &w) {
     for (;; w.t++) {
-        if (w.t >= a.p.n_segments || (w.t > s && a.p.segments[w.t].depth <= a.p.segments[s].depth)) {
+        if (w.t >= a.p.n_segments - (FAULT(a, X14) && w.t > s) || (w.t > s && a.p.segments[w.t].depth <= a.p.segments[s].depth)) {
             w.t = -1;
             return;
         }
@@ -63,7 +63,7 @@ static __device__ __forceinline__ dkv_row_walker row_advance(const dkv_args &a, 
         w.r0 += BM;
         while (w.r0 >= w.hi) {
             if (++w.head >= a.p.hq / a.p.hkv) {
-                w.head = 0;
+                w.head = PLANT(a, F1, a.p.hq / a.p.hkv - 1, 0);
                 w.t++;
                 row_segment(a, s, c0, c0 + BN, w);
                 if (w.t < 0) return w;
@@ -85,8 +85,8 @@ static __device__ __forceinline__ dkv_row_walker row_advance(const dkv_args &a, 
 
 /* Adds this warp's part of a [BN x D] product to fp32 memory rows [row0, row0 + rows), or stores it the first time. */
 template <int MT, int NT>
-static __device__ __forceinline__ void fold(float acc[MT][NT][4], float *dst, int64_t stride, int m0, int n0, int rows,
-                                            int d, bool first) {
+static __device__ __forceinline__ void fold(const dkv_args &a, float acc[MT][NT][4], float *dst, int64_t stride, int m0,
+                                            int n0, int rows, int d, bool first) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < MT; i++)
@@ -100,7 +100,9 @@ static __device__ __forceinline__ void fold(float acc[MT][NT][4], float *dst, in
                     for (int e = 0; e < 2; e++) {
                         int c = n0 + 8 * j + lane % 4 * 2 + e;
                         float *p = dst + r * stride + c;
-                        if (c < d) *p = first ? acc[i][j][2 * h + e] : *p + acc[i][j][2 * h + e];
+                        if (c >= d) continue;
+                        float x = first ? acc[i][j][2 * h + e] : *p + acc[i][j][2 * h + e];
+                        *p = PLANT(a, E1, dkv_faultBf16(x), x);
                     }
             }
         }
@@ -111,8 +113,8 @@ static __device__ __forceinline__ void fold(float acc[MT][NT][4], float *dst, in
 }
 
 template <int MT, int NT>
-static __device__ __forceinline__ void add_dq(float acc[MT][NT][4], float *dst, int64_t stride, int m0, int n0, int rows,
-                                              int d) {
+static __device__ __forceinline__ void add_dq(const dkv_args &a, float acc[MT][NT][4], float *dst, int64_t stride, int m0,
+                                              int n0, int rows, int d) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < MT; i++)
@@ -124,6 +126,10 @@ static __device__ __forceinline__ void add_dq(float acc[MT][NT][4], float *dst, 
             for (int j = 0; j < NT; j++) {
                 int c = n0 + 8 * j + lane % 4 * 2;
                 float *p = dst + r * stride + c;
+                if (FAULT(a, H1)) {
+                    for (int e = 0; e < 2 && c + e < d; e++) p[e] += acc[i][j][2 * h + e];
+                    continue;
+                }
 #if __CUDA_ARCH__ >= 900
                 if (d % 2 == 0) {
                     if (c < d) atomicAdd((float2 *)p, make_float2(acc[i][j][2 * h], acc[i][j][2 * h + 1]));
@@ -244,7 +250,7 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
                 int r = sm0 + 16 * i + lane / 4 + 8 * h;
                 bool ok = r < rows;
                 lse2[i][h] = ok ? a.lse[head * a.lse_head + (row0 + r) * a.lse_row] * DKV_LOG2E : 0.f;
-                delta[i][h] = ok ? a.delta[head * a.p.tq + row0 + r] : 0.f;
+                delta[i][h] = ok ? a.delta[(head - (FAULT(a, Y9) && head > 0)) * a.p.tq + row0 + r] : 0.f;
             }
         w = row_advance<BN>(a, si, c0, split, w);
         cp_async_wait<0>();
@@ -271,7 +277,7 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
 #pragma unroll
                 for (int ih = 0; ih < 4; ih++) {
                     int r = sm0 + 16 * (ih / 2) + lane / 4 + 8 * (ih % 2);
-                    uint64_t bits = r < rows ? dkv_rowBits(a, seg, g, r0 + r, c0 + sn0) >> (lane % 4 * 2) : 0;
+                    uint64_t bits = r < rows ? dkv_rowBits(a, seg, g, r0 + r + FAULT(a, Z3), c0 + sn0) >> (lane % 4 * 2) : 0;
 #pragma unroll
                     for (int j = 0; j < SNT; j++)
                         seen |= (uint32_t)(bits >> (8 * j) & 3) << (ih * 2 * SNT + 2 * j);
@@ -285,13 +291,13 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
             store_pieces<T, 2, SNT, BN>(sp, s, sm0, sn0);
             store_pieces<T, 2, SNT, BN>(sds, dp, sm0, sn0);
         }
-        __syncthreads();
+        if (!FAULT(a, H2)) __syncthreads();
         /* What sees only part of this tile must not reach its other keys: 0 times an infinite q would be NaN there. */
         int limit = vis == 1 ? keys : (int)dkv_walkMin(keys, a.p.ranges[g].len - c0);
         if (since == DKV_FOLD_TILES || limit != reach) {
-            fold<2, KNT>(dk, dk_out, dk_stride, km0, kd * (DQK / KD), reach, a.p.dqk, first);
-            fold<2, VNT>(dv, dv_out, dv_stride, km0, kd * (DV / KD), reach, a.p.dv, first);
-            first = false;
+            fold<2, KNT>(a, dk, dk_out, dk_stride, km0, kd * (DQK / KD), reach, a.p.dqk, first);
+            fold<2, VNT>(a, dv, dv_out, dv_stride, km0, kd * (DV / KD), reach, a.p.dv, first);
+            first = FAULT(a, H5);
             since = 0;
             reach = limit;
         }
@@ -305,7 +311,7 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
 #pragma unroll
                 for (int j = 0; j < QNT; j++) dq[i][j][0] = dq[i][j][1] = dq[i][j][2] = dq[i][j][3] = 0.f;
             tile_mma<T, QMT, QNT, BN, 0, 1, BN, DQK>(dq, sds, qm0, sk, qd * (DQK / QD));
-            add_dq<QMT, QNT>(dq, a.dq_acc + (row0 * a.p.hq + head) * a.p.dqk, (int64_t)a.p.hq * a.p.dqk, qm0,
+            add_dq<QMT, QNT>(a, dq, a.dq_acc + (row0 * a.p.hq + head) * a.p.dqk, (int64_t)a.p.hq * a.p.dqk, qm0,
                              qd * (DQK / QD), rows, a.p.dqk);
         }
         done++;
@@ -316,8 +322,8 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
         }
     }
     cp_async_wait<0>();
-    fold<2, KNT>(dk, dk_out, dk_stride, km0, kd * (DQK / KD), reach, a.p.dqk, first);
-    fold<2, VNT>(dv, dv_out, dv_stride, km0, kd * (DV / KD), reach, a.p.dv, first);
+    fold<2, KNT>(a, dk, dk_out, dk_stride, km0, kd * (DQK / KD), reach, a.p.dqk, first);
+    fold<2, VNT>(a, dv, dv_out, dv_stride, km0, kd * (DV / KD), reach, a.p.dv, first);
 #undef LOAD_ROWS
 }
 
@@ -384,7 +390,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         }
         tile_mma_reg<T, 1, D / 8, BN, D>(dq, f, sk);
     }
-    fold<1, D / 8>(dq, a.dq_acc + ((s.q_start + r0) * a.p.hq + head) * a.p.dqk, (int64_t)a.p.hq * a.p.dqk, m0, 0, r1 - r0,
+    fold<1, D / 8>(a, dq, a.dq_acc + ((s.q_start + r0) * a.p.hq + head) * a.p.dqk, (int64_t)a.p.hq * a.p.dqk, m0, 0, r1 - r0,
                    a.p.dqk, true);
 }
 

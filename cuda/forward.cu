@@ -18,16 +18,17 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
     extern __shared__ __align__(128) char smem[];
     T *sq = (T *)smem, *sk = sq + BM * DQK, *sv = sk + BN * DQK;
     int64_t tile, id = tiles - 1 - (int64_t)(blockIdx.x % tiles);
-    int head = (int)(blockIdx.x / tiles), kvh = head / (a.p.hq / a.p.hkv);
+    int head = (int)(blockIdx.x / tiles), kvh = PLANT(a, X7, head % a.p.hkv, head / (a.p.hq / a.p.hkv));
     const dualkv_segment s = a.p.segments[dkv_findSegment(a, id, BM, 0, &tile)];
     if (tile * BM >= s.q_len) return;
     int r0 = (int)tile * BM, r1 = (int)dkv_walkMin(r0 + BM, s.q_len);
+    if (FAULT(a, X20) && r1 - r0 < BM) return;
 
-    const T *q = (const T *)a.q + head * a.q_head + s.q_start * a.q_row;
+    const T *q = (const T *)a.q + head * a.q_head + PLANT(a, Y16, (uint16_t)(s.q_start * a.q_row), s.q_start * a.q_row);
     const T *k = (const T *)a.k + kvh * a.k_head, *v = (const T *)a.v + kvh * a.v_head;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m0 = warp * 16 * MT;
-    float slope2 = a.p.alibi ? a.slopes[head] * DKV_LOG2E : 0.f;
-    float f = PLAIN ? a.p.scale * DKV_LOG2E : 1.f; /* plain scores stay raw products, scaled in the exponent's fma */
+    float slope = a.p.alibi ? a.slopes[head] : 0.f;
+    float f = PLAIN ? a.p.scale * DKV_LOG2E : DKV_LOG2E; /* plain scores stay raw products, scaled in the exponent */
 
     float o[MT][NO][4], mx[MT][2], sum[MT][2];
 #pragma unroll
@@ -40,6 +41,7 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
 
     dkv_walker w = dkv_begin<BN>(a, s, r0, r1);
     load_tile<T, BM, DQK, THREADS>(sq, q, a.q_row, r0, s.q_len, a.p.dqk, a.vec);
+    if (FAULT(a, X17) && threadIdx.x == 0) ((T *)q)[r0 * a.q_row] *= half_ops<T>::from(a.p.scale);
     if (w.g < w.end)
         load_keys<T, BN, DQK, THREADS>(sk, k, a.k_row, a.p.ranges[w.g], w.c0, a.p.dqk, a.vec);
     cp_async_commit();
@@ -47,7 +49,9 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
         int g = w.g, c0 = w.c0, vis = w.vis;
         cp_async_wait<0>();
         __syncthreads();
-        load_keys<T, BN, DV, THREADS>(sv, v, a.v_row, a.p.ranges[g], c0, a.p.dv, a.vec);
+        dualkv_range rv = a.p.ranges[g];
+        rv.len = PLANT(a, B3, a.p.tk - rv.k_start, rv.len);
+        load_keys<T, BN, DV, THREADS>(sv, v, a.v_row, rv, c0, a.p.dv, a.vec);
         cp_async_commit();
         float c[MT][NS][4];
 #pragma unroll
@@ -57,7 +61,7 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
         tile_mma<T, MT, NS, DQK, 0, 0, DQK, DQK>(c, sq, m0, sk, 0);
         w = dkv_advance<BN>(a, s, r0, r1, w);
         cp_async_wait<0>();
-        __syncthreads();
+        if (!FAULT(a, Z1)) __syncthreads();
         if (w.g < w.end)
             load_keys<T, BN, DQK, THREADS>(sk, k, a.k_row, a.p.ranges[w.g], w.c0, a.p.dqk, a.vec);
         cp_async_commit();
@@ -69,18 +73,17 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
 #pragma unroll
                 for (int j = 0; j < NS; j++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        float chain;
-                        c[i][j][e] = dkv_score2(a, c[i][j][e], slope2, ahead + 16 * i + 8 * (e / 2) - 8 * j - e % 2,
-                                                &chain);
-                    }
+                    for (int e = 0; e < 4; e++)
+                        c[i][j][e] = dkv_score(a, c[i][j][e], slope, ahead + 16 * i + 8 * (e / 2) - 8 * j - e % 2);
         }
         if (vis == 2) {
 #pragma unroll
             for (int i = 0; i < MT; i++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    uint64_t bits = dkv_rowBits(a, s, g, r0 + m0 + 16 * i + lane / 4 + 8 * h, c0) >> (lane % 4 * 2);
+                    int r = r0 + m0 + 16 * i + lane / 4 + 8 * h + FAULT(a, X1);
+                    uint64_t bits = dkv_rowBits(a, s, g, r, c0);
+                    bits = PLANT(a, X5, bits | ~dkv_walkOnes(a.p.ranges[g].len - c0), bits) >> (lane % 4 * 2);
 #pragma unroll
                     for (int j = 0; j < NS; j++)
 #pragma unroll
@@ -99,7 +102,9 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
                 hi = fmaxf(hi, __shfl_xor_sync(~0u, hi, 1));
                 hi = fmaxf(hi, __shfl_xor_sync(~0u, hi, 2));
                 float now = fmaxf(mx[i][h], hi * f), base = now == -INFINITY ? 0.f : now;
-                float keep = exp2f(mx[i][h] - base), add = 0.f;
+                float old = PLANT(a, D1, g > s.range_begin && c0 == 0 ? now : mx[i][h], mx[i][h]);
+                float keep = exp2f(old - base), add = 0.f;
+                bool corrected = PLANT(a, X22, now - old > DKV_LOG2E, true);
                 mx[i][h] = now;
 #pragma unroll
                 for (int j = 0; j < NS; j++)
@@ -110,7 +115,7 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
                     }
                 sum[i][h] = sum[i][h] * keep + add;
 #pragma unroll
-                for (int j = 0; j < NO; j++) {
+                for (int j = 0; corrected && j < NO; j++) {
                     o[i][j][2 * h] *= keep;
                     o[i][j][2 * h + 1] *= keep;
                 }
@@ -128,6 +133,9 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
     cp_async_wait<0>();
     __syncthreads(); /* the Q tile's memory now stages O */
 
+    /* Back to natural maxima by the factor that went in, not by ln 2: the rounding of f is the same in every row, and
+     * would be the error of their mean. */
+    double natural = (PLAIN ? (double)a.p.scale : 1.) / f;
     T *so = sq;
     static_assert(DV <= DQK, "O is staged in the memory of Q");
 #pragma unroll
@@ -137,17 +145,19 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
             float l = sum[i][h];
             l += __shfl_xor_sync(~0u, l, 1);
             l += __shfl_xor_sync(~0u, l, 2);
-            float m = mx[i][h], keep = 1.f;
-            if (a.p.sink) {
-                float t = a.sink[head] * DKV_LOG2E, now = fmaxf(m, t);
-                keep = exp2f(m - now);
-                l = l * keep + exp2f(t - now);
+            double exact = mx[i][h] * natural;
+            float m = (float)exact, rest = m > -INFINITY ? (float)(exact - m) : 0.f, keep = 1.f;
+            if (a.p.sink && !FAULT(a, Z2)) {
+                float t = a.sink[head], now = fmaxf(m, t);
+                keep = expf(m - now + rest);
+                l = l * keep + expf(t - now);
                 m = now;
+                rest = 0.f;
             }
             int r = m0 + 16 * i + lane / 4 + 8 * h;
-            if (lane % 4 == 0 && r0 + r < s.q_len)
-                a.lse[head * a.lse_head + (s.q_start + r0 + r) * a.lse_row] =
-                    l > 0.f ? fmaf(m, DKV_LN2, logf(l)) : (l == 0.f ? -INFINITY : l);
+            float lse = l > 0.f ? m + (logf(l) + rest) : l == 0.f ? PLANT(a, C2, -49994.f, -INFINITY) : l;
+            if (FAULT(a, D3) && s.depth > 0) lse *= DKV_LOG2E;
+            if (lane % 4 == 0 && r0 + r < s.q_len) a.lse[head * a.lse_head + (s.q_start + r0 + r) * a.lse_row] = lse;
             float inv = l == 0.f ? 0.f : keep / l;
 #pragma unroll
             for (int j = 0; j < NO; j++)
@@ -158,7 +168,7 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
     T *out = (T *)a.o_out + head * a.o_head + (s.q_start + r0) * a.o_row;
     for (int i = threadIdx.x; i < BM * (DV / 8); i += THREADS) {
         int r = i / (DV / 8), c = i % (DV / 8) * 8;
-        if (r0 + r >= s.q_len || c >= a.p.dv) continue;
+        if (r0 + r >= s.q_len + FAULT(a, X16) || c >= a.p.dv) continue;
         const T *src = so + swz<DV>(r, c);
         T *dst = out + (int64_t)r * a.o_row + c;
         if (a.vec)

@@ -42,12 +42,16 @@ __global__ void __launch_bounds__(PASS_THREADS)
                 y[0] = g[c];
             }
 #pragma unroll
-            for (int e = 0; e < W; e++) sum = fmaf(load_as_float(x + e), load_as_float(y + e), sum);
+            for (int e = 0; e < W; e++) {
+                sum = fmaf(load_as_float(x + e), load_as_float(y + e), sum);
+                sum = PLANT(a, E4, dkv_faultBf16(sum), sum);
+            }
         }
 #pragma unroll
         for (int m = 16; m; m >>= 1) sum += __shfl_xor_sync(~0u, sum, m);
+        if (FAULT(a, X12)) sum = 0.f;
         if (lane == 0)
-            a.delta[h * a.p.tq + t] = a.d_lse ? sum - a.d_lse[h * a.dlse_head + t * a.dlse_row] : sum;
+            a.delta[h * a.p.tq + t] = a.d_lse && !FAULT(a, G1) ? sum - a.d_lse[h * a.dlse_head + t * a.dlse_row] : sum;
     }
 }
 
@@ -63,7 +67,7 @@ template <typename T> static cudaError_t delta_launch(const dkv_args &a, cudaStr
 
 cudaError_t dkv_cudaDelta(const dkv_args *a, int clear, cudaStream_t stream) {
     if (a->p.tq == 0) return cudaSuccess;
-    if (clear) {
+    if (clear && !FAULT(*a, Z4)) {
         size_t bytes = sizeof(float) * (size_t)a->p.tq * (size_t)a->p.hq * (size_t)a->p.dqk;
         cudaError_t e = cudaMemsetAsync(a->dq_acc, 0, bytes, stream);
         if (e != cudaSuccess) return e;
@@ -125,7 +129,7 @@ static cudaError_t convert_one(const dkv_args &a, const float *acc, int splits, 
 
 template <typename T> static cudaError_t convert_all(const dkv_args &a, cudaStream_t s) {
     const dualkv_problem &p = a.p;
-    cudaError_t e = convert_one<T>(a, a.dq_acc, 1, p.scale, a.dq, a.dq_row, a.dq_head, p.tq, p.hq, p.dqk, s);
+    cudaError_t e = convert_one<T>(a, a.dq_acc, 1, PLANT(a, Z5, 1.f, p.scale), a.dq, a.dq_row, a.dq_head, p.tq, p.hq, p.dqk, s);
     if (e == cudaSuccess)
         e = convert_one<T>(a, a.dk_acc, a.splits, p.scale, a.dk, a.dk_row, a.dk_head, p.tk, p.hkv, p.dqk, s);
     if (e == cudaSuccess)
@@ -141,7 +145,7 @@ __global__ void __launch_bounds__(SINK_THREADS) sink_kernel(const __grid_constan
     __shared__ float part[SINK_THREADS];
     int h = blockIdx.x;
     float total = 0.f, sink = a.sink[h];
-    for (int64_t t0 = threadIdx.x; t0 < a.p.tq; t0 += SINK_THREADS * SINK_CHAIN) {
+    for (int64_t t0 = threadIdx.x; t0 < PLANT(a, Y3, SINK_CHAIN, a.p.tq); t0 += SINK_THREADS * SINK_CHAIN) {
         float sum = 0.f;
         for (int i = 0; i < SINK_CHAIN; i++) {
             int64_t t = t0 + (int64_t)i * SINK_THREADS;

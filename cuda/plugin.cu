@@ -14,6 +14,7 @@
 
 typedef struct instance {
     int det;
+    DKV_FAULT_FIELD
     uint64_t launches;
     char reason[200];
 } instance;
@@ -28,8 +29,8 @@ static void *plugin_open(const char *options, char *err, size_t n) {
         size_t len = strcspn(w, ",");
         if (len == 3 && !memcmp(w, "det", 3)) {
             self->det = 1;
-        } else {
-            snprintf(err, n, "unknown option '%.*s' (known: det)", (int)len, w);
+        } else if (!TAKE_FAULT(w, len, self)) {
+            snprintf(err, n, "unknown option '%.*s' (known: " DKV_KNOWN_OPTIONS ")", (int)len, w);
             free(self);
             return NULL;
         }
@@ -158,11 +159,13 @@ static void *place(const dualkv_tensor *t, size_t element, int64_t *row, int64_t
     return t->data;
 }
 
-static void make_args(const dualkv_launch *l, int backward, dkv_args *a) {
+static void make_args(const instance *self, const dualkv_launch *l, int backward, dkv_args *a) {
     size_t e = l->problem->dtype == DUALKV_FP32 ? 4 : 2;
     int other = 0;
     memset(a, 0, sizeof *a);
     a->p = *l->problem;
+    GIVE_FAULT(self, a);
+    a->p.scale = PLANT(*a, X6, dkv_faultBf16(a->p.scale), a->p.scale);
     a->p.segments = l->device_segments;
     a->p.ranges = l->device_ranges;
     a->slopes = a->p.alibi_slopes = l->device_alibi_slopes;
@@ -191,7 +194,7 @@ static int report(cudaError_t e, const char *what, char *err, size_t n) {
 static int plugin_forward(void *handle, const dualkv_launch *l, char *err, size_t n) {
     instance *self = (instance *)handle;
     dkv_args a;
-    make_args(l, 0, &a);
+    make_args(self, l, 0, &a);
     self->launches++;
     return report(a.p.dtype == DUALKV_FP32 ? dkv_cudaForward32(&a, (cudaStream_t)l->stream)
                                            : dkv_cudaForward16(&a, (cudaStream_t)l->stream),
@@ -204,7 +207,7 @@ static int plugin_backward(void *handle, const dualkv_launch *l, char *err, size
     int simple = l->problem->dtype == DUALKV_FP32, det = self->det;
     int64_t begin[PARTS + 1];
     dkv_args a;
-    make_args(l, 1, &a);
+    make_args(self, l, 1, &a);
     a.splits = count_splits(l->problem);
     if (lay_out(l->problem, a.splits, begin) || (uint64_t)begin[PARTS] > l->workspace_size) {
         snprintf(err, n, "workspace of %zu bytes is too small", l->workspace_size);
@@ -220,7 +223,7 @@ static int plugin_backward(void *handle, const dualkv_launch *l, char *err, size
                "backward kernel", err, n))
         return 1;
     if (!simple && det && report(dkv_cudaQueryGradient16(&a, stream), "dQ kernel", err, n)) return 1;
-    return report(dkv_cudaConvert(&a, stream), "conversion pass", err, n);
+    return report(dkv_cudaConvert(&a, PLANT(a, I3, NULL, stream)), "conversion pass", err, n);
 }
 
 static uint64_t plugin_launches(void *handle) { return ((const instance *)handle)->launches; }

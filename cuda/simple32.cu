@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(THREADS)
     forward32_kernel(const __grid_constant__ dkv_args a, int64_t tiles) {
     __shared__ shared32 sm;
     int64_t tile, id = tiles - 1 - (int64_t)(blockIdx.x % tiles);
-    int head = (int)(blockIdx.x / tiles), kvh = head / (a.p.hq / a.p.hkv);
+    int head = (int)(blockIdx.x / tiles), kvh = PLANT(a, X7, head % a.p.hkv, head / (a.p.hq / a.p.hkv));
     const dualkv_segment s = a.p.segments[dkv_findSegment(a, id, TILE, 0, &tile)];
     if (tile * TILE >= s.q_len) return;
     int r0 = (int)tile * TILE, r1 = (int)dkv_walkMin(r0 + TILE, s.q_len);
@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(THREADS)
             }
 #pragma unroll
             for (int m = 8; m; m >>= 1) hi = fmaxf(hi, __shfl_xor_sync(~0u, hi, m));
-            float now = fmaxf(mx[i], hi), base = now == -INFINITY ? 0.f : now, keep = expf(mx[i] - base),
-                  add = 0.f;
+            float now = fmaxf(mx[i], hi), base = now == -INFINITY ? 0.f : now, add = 0.f;
+            float old = PLANT(a, D1, w.g > s.range_begin && w.c0 == 0 ? now : mx[i], mx[i]), keep = expf(old - base);
             mx[i] = now;
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(THREADS)
         float l = sum[i], m = mx[i], keep = 1.f;
 #pragma unroll
         for (int x = 8; x; x >>= 1) l += __shfl_xor_sync(~0u, l, x);
-        if (a.p.sink) {
+        if (a.p.sink && !FAULT(a, Z2)) {
             float now = fmaxf(m, a.sink[head]);
             keep = expf(m - now);
             l = l * keep + expf(a.sink[head] - now);
@@ -230,8 +230,9 @@ __global__ void __launch_bounds__(THREADS)
         int r = 4 * ty + i;
         if (r >= r1 - r0) continue;
         int64_t row = s.q_start + r0 + r;
-        if (tx == 0)
-            a.lse[head * a.lse_head + row * a.lse_row] = l > 0.f ? m + logf(l) : (l == 0.f ? -INFINITY : l);
+        float lse = l > 0.f ? m + logf(l) : l == 0.f ? PLANT(a, C2, -49994.f, -INFINITY) : l;
+        if (FAULT(a, D3) && s.depth > 0) lse *= DKV_LOG2E;
+        if (tx == 0) a.lse[head * a.lse_head + row * a.lse_row] = lse;
         float inv = l == 0.f ? 0.f : keep / l;
         float *out = (float *)a.o_out + head * a.o_head + row * a.o_row;
 #pragma unroll
@@ -370,7 +371,7 @@ __global__ void __launch_bounds__(THREADS) dkdv32_kernel(const __grid_constant__
                 pairs_gradient(a, s, gi, t, head, a.p.alibi ? a.slopes[head] : 0.f, c, dp);
                 put_pairs(sm, c);
                 gradient_product<N, 1>(av, sm, d_o, a.do_row, rows, a.p.dv);
-                __syncthreads();
+                if (!FAULT(a, H2)) __syncthreads();
                 put_pairs(sm, dp);
                 gradient_product<N, 1>(ak, sm, q, a.q_row, rows, a.p.dqk);
             }

@@ -45,6 +45,7 @@ typedef struct dkv_result {
     char why[600]; /* one sentence; "" where PASSED */
     bool stopped;  /* interrupted: no result */
     bool judged;   /* tensor[], arithmetic are there */
+    int runs;    /* of the kernel on this problem, those for other checks left out */
     double seconds, seconds_forward, seconds_backward, level;
     dkv_gpu_info gpu; /* that the kernel ran on */
     dualkv_arithmetic arithmetic;
@@ -65,7 +66,7 @@ typedef struct dkv_case {
     dkv_layout packed;
     dkv_inputs in;
     dkv_side kernel;
-    int n_runs;
+    int n_runs; /* kept: the first two, then one that differs */
     dkv_run run[DKV_RUNS_MAX];
     int judged_run;     /* the one whose values are judged */
     dkv_status between; /* run=aba: of the worst case between */

@@ -19,6 +19,8 @@ void dkv_checkCopies(dkv_case *c, dkv_finding *f);
 /* check_repeat.c */
 void dkv_checkRepeat(dkv_case *c, dkv_finding *f);
 void dkv_checkSequence(dkv_case *c, dkv_finding *f);
+/* First tensor whose bits differ between two runs; -1 if none. *n elements, *first their first. */
+int dkv_firstDifference(const dkv_case *c, const dkv_run *a, const dkv_run *b, int64_t *n, int64_t *first);
 /* check_identity.c: identities that need no oracle; their tolerance is the sum of the elements' bounds */
 void dkv_checkSumDv(dkv_case *c, dkv_finding *f);
 void dkv_checkEuler(dkv_case *c, dkv_finding *f);

@@ -3,9 +3,7 @@
 
 #include "check.h"
 
-/* First tensor whose bits differ between two runs; -1 if none. *n elements, *first their first. */
-static int firstDifference(const dkv_case *c, const dkv_run *a, const dkv_run *b, int64_t *n,
-                           int64_t *first) {
+int dkv_firstDifference(const dkv_case *c, const dkv_run *a, const dkv_run *b, int64_t *n, int64_t *first) {
     int64_t total[DKV_N_OUTPUTS];
     dkv_countOutputs(c->kernel.l, total);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
@@ -26,7 +24,7 @@ static void compareRuns(dkv_case *c, dkv_finding *f, const char *what) {
     dkv_countOutputs(c->kernel.l, total);
     dkv_findNothing(f);
     for (int i = 1; i < c->n_runs; i++) {
-        int id = firstDifference(c, &c->run[0], &c->run[i], &n, &first);
+        int id = dkv_firstDifference(c, &c->run[0], &c->run[i], &n, &first);
         if (id < 0) continue;
         dkv_nameElement(c->kernel.l, (dkv_tensor_id)id, first, where, sizeof where);
         bool promised = c->kernel.d.deterministic != 0;
@@ -41,7 +39,9 @@ static void compareRuns(dkv_case *c, dkv_finding *f, const char *what) {
 
 void dkv_checkRepeat(dkv_case *c, dkv_finding *f) {
     if (c->n_runs < 2 || c->p->run == DKV_ABA) return;
-    compareRuns(c, f, "run twice");
+    char what[40];
+    snprintf(what, sizeof what, c->result->runs > 2 ? "run %d times" : "run twice", c->result->runs);
+    compareRuns(c, f, what);
 }
 
 /* The run after the others is also the one whose values are judged, so stale state shows even without a

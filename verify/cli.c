@@ -40,7 +40,7 @@ static const option options[] = {
     {"--level", NULL, "P", "false alarms of each test, instead of the budget's share", NUMBER, FIELD(level),
      1e-300, 0.5, RUNS | TRIES},
     {"--repeats", NULL, "N", "extra runs where repeatable bits are promised (default 1)", COUNT,
-     FIELD(repeats), 0, 2, RUNS | TRIES},
+     FIELD(repeats), 0, 10000, RUNS | TRIES},
     {"--peer", NULL, "SPEC", "report errors beside those of this kernel, too", PEER, 0, 0, 0, RUNS},
     {"--bisect", NULL, NULL, "exit codes as `git bisect run` wants them", FLAG, FIELD(bisect), 0, 0,
      DKV_CMD_REPLAY},

@@ -177,6 +177,7 @@ char *dkv_printRecord(const dkv_result *r) {
             if (r->absent >> id & 1)
                 cJSON_AddItemToArray(absent, cJSON_CreateString(dkv_tensorName((dkv_tensor_id)id)));
     }
+    addNumber(o, "runs", r->runs);
     if (r->judged) {
         addTensors(o, r);
         addChecks(o, r);

@@ -17,12 +17,12 @@
 
 static dkv_result *result; /* of the last case */
 
-static dkv_status runLine(const char *spec, const char *line, double timeout) {
+static dkv_status runOften(const char *spec, const char *line, double timeout, int repeats) {
     dkv_kernel_spec s;
     dkv_worker w;
     dkv_problem p;
     dkv_err err = {0};
-    dkv_case_options options = {.data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .repeats = 1};
+    dkv_case_options options = {.data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .repeats = repeats};
     if (dkv_parseKernelSpec(spec, &s, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err))
         fail_msg("%s: %s", line, err.text);
     dkv_initWorker(&w, &s, timeout);
@@ -30,6 +30,10 @@ static dkv_status runLine(const char *spec, const char *line, double timeout) {
     dkv_stopWorker(&w);
     dkv_freeProblem(&p);
     return result->status;
+}
+
+static dkv_status runLine(const char *spec, const char *line, double timeout) {
+    return runOften(spec, line, timeout, 1);
 }
 
 static void mustBe(dkv_status want, const char *spec, const char *line) {
@@ -109,6 +113,19 @@ static void planted_faults_are_found(void **state) {
     mustBe(DKV_ST_PASSED, "emu", "shape=200+3x77 heads=4:2 dim=32");
     assert_true(dkv_statusRow(runLine("emu+fault=D3", "shape=200+3x77 heads=4:2 dim=32", 60))->defect);
     assert_true(dkv_statusRow(runLine("emu+fault=F1", "shape=200+3x77 heads=4:2 dim=32", 60))->defect);
+}
+
+/* A tile is lost in the 53rd backward pass: two runs do not see it. */
+static void rare_differences_need_repeats(void **state) {
+    (void)state;
+    const char *line = "shape=5 dim=8 mask=full fill=exact";
+    assert_int_equal(runOften("emu+fault=Y23", line, 60, 1), DKV_ST_PASSED);
+    assert_int_equal(result->runs, 2);
+    assert_int_equal(runOften("emu+fault=Y23", line, 60, 100), DKV_ST_NONDETERMINISTIC);
+    assert_int_equal(result->runs, 53);
+    assert_non_null(strstr(result->why, "run 53 times"));
+    assert_int_equal(runOften("emu", line, 60, 100), DKV_ST_PASSED);
+    assert_int_equal(result->runs, 101);
 }
 
 static dkv_finding *findingOf(const char *check) {
@@ -234,6 +251,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(strangers_are_judged_by_a_named_profile),
         cmocka_unit_test(strangers_that_nothing_explains_do_not_pass),
         cmocka_unit_test(planted_faults_are_found),
+        cmocka_unit_test(rare_differences_need_repeats),
         cmocka_unit_test(identities_need_no_oracle),
         cmocka_unit_test(siblings_are_kept_apart),
         cmocka_unit_test(memory_is_counted_before_it_is_taken),
