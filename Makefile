@@ -28,7 +28,7 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
   MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 .SECONDARY:
-.PHONY: help all test test-unit test-one test-python test-fuzz test-long verify bench deps install bundle wheel wheel-files cuda clean FORCE
+.PHONY: help all test test-unit test-one test-python test-wheel test-fuzz test-long verify bench deps install bundle wheel wheel-files cuda clean FORCE
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -116,9 +116,13 @@ test-python: all ## tests of the Python package (PYTHON=… names the interprete
 	@$(FIND_PYTHON); DUALKV_DATA=$(CURDIR)/data PYTHONPATH=$(abspath $(B))/python PYTHONDONTWRITEBYTECODE=1 \
 	  $$p -W error -m unittest discover -s verify/python/tests
 
+test-wheel: wheel ## the wheel in a fresh virtual environment
+	@$(FIND_PYTHON); $$p verify/python/tests/check_wheel.py $(B)/dist/dualkv-$(VERSION)-*.whl
+
 test: ## everything CI runs: unit tests, the same under sanitizers, Python, self-test, a minute of fuzzing, CUDA build
 	$(MAKE) all test-unit
 	$(MAKE) test-python
+	$(MAKE) test-wheel
 	$(MAKE) B=$(B)/san SAN=1 test-unit
 	$(B)/dualkv selftest
 	$(MAKE) test-fuzz

@@ -108,6 +108,17 @@ def get_requires_for_build_wheel(config_settings: object = None) -> list[str]:
 get_requires_for_build_editable = get_requires_for_build_wheel
 
 
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: object = None) -> str:
+    for name, text in _metadata().items():
+        path = Path(metadata_directory) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+    return INFO
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
+
+
 def build_wheel(wheel_directory: str, config_settings: object = None, metadata_directory: str | None = None) -> str:
     return pack(_stage(), Path(wheel_directory)).name
 

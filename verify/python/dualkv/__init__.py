@@ -11,10 +11,12 @@ that program.
 
 from ._lib import VERSION as __version__
 from ._lib import DualKVError, LibraryError, LineError, RefusedError
+from .checks import Case, Result, assert_equivalent, cases, check
 from .inputs import Inputs, decode_bf16, encode_bf16, inputs
 from .problem import Expansion, KeyRange, Problem, Segment, canonical, suite, suites
 
 __all__ = [
-    "DualKVError", "Expansion", "Inputs", "KeyRange", "LibraryError", "LineError", "Problem", "RefusedError", "Segment",
-    "__version__", "canonical", "decode_bf16", "encode_bf16", "inputs", "suite", "suites",
+    "Case", "DualKVError", "Expansion", "Inputs", "KeyRange", "LibraryError", "LineError", "Problem", "RefusedError",
+    "Result", "Segment", "__version__", "assert_equivalent", "canonical", "cases", "check", "decode_bf16", "encode_bf16",
+    "inputs", "suite", "suites",
 ]

@@ -39,7 +39,7 @@ class Inputs:
         return len(self.keys())
 
 
-_NUMPY = {"bf16": np.dtype(np.uint16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
+_NUMPY: dict[str, np.dtype[Any]] = {"bf16": np.dtype(np.uint16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 
 
 def _one(problem: Problem, layout: str, name: str, form: int, dtype: np.dtype[Any],
@@ -78,7 +78,7 @@ def inputs(problem: Problem | str, layout: Layout = "packed", as_: Literal["nump
         if narrow and as_ == "numpy" and bf16 == "float32":
             out[name] = _one(p, layout, name, _lib.FLOAT, np.dtype(np.float32), shape)
             continue
-        dtype: np.dtype[Any] = np.dtype(np.float32) if name in ("dlse", "sink") else _NUMPY[p.dtype]
+        dtype = np.dtype(np.float32) if name in ("dlse", "sink") else _NUMPY[p.dtype]
         bits = _one(p, layout, name, _lib.BITS, dtype, shape)
         out[name] = _torch(bits, narrow, device) if as_ == "torch" else bits
     return Inputs(**out)

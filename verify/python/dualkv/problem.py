@@ -11,7 +11,7 @@ import ctypes
 import os
 import weakref
 from dataclasses import dataclass
-from typing import Any, Iterable, Literal, cast
+from typing import Any, Iterable, Literal, Union, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -254,6 +254,10 @@ class Problem:
         return out
 
 
+#: A problem, a line, a suite's name, a path of a file of lines; or several of these.
+What = Union[Problem, str, "os.PathLike[str]", Iterable[Union[Problem, str, "os.PathLike[str]"]]]
+
+
 def as_problem(what: Problem | str) -> Problem:
     """A problem of a line, or the problem itself."""
     return what if isinstance(what, Problem) else Problem(what)
@@ -286,10 +290,12 @@ def suites() -> list[str]:
     return out
 
 
-def lines_of(what: Problem | str | Iterable[Problem | str]) -> list[str]:
+def lines_of(what: What) -> list[str]:
     """Canonical lines of a line, a suite's name, a file, or several of them."""
     if isinstance(what, Problem):
         return [what.line]
+    if isinstance(what, os.PathLike):
+        return suite(os.path.abspath(what))
     if isinstance(what, str):
         return [canonical(what)] if "=" in what and not os.path.exists(what) else suite(what)
     return [line for one in what for line in lines_of(one)]
