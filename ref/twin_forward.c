@@ -83,7 +83,7 @@ static double setMaxima(dkv_twin *t, int64_t i, double *ref) {
  * variance over unit2 into w. Masked pairs: s = -inf, P = 0. */
 DKV_CLONES
 static void roundedRow(const dkv_twin *t, int64_t n, const double *s, double ref, double fade,
-                       const double *vs, double *p, float *w, double *rel) {
+                       double ref_var, const double *vs, double *p, float *w, double *rel) {
     dkv_rounder f = t->round_p;
     dkv_spacing ulp = t->ulp_p;
     double unit2 = t->z.unit2, exp2 = t->z.exp2, over = fade * fade / t->z.unit2;
@@ -91,7 +91,8 @@ static void roundedRow(const dkv_twin *t, int64_t n, const double *s, double ref
         double x = s[j] > -DBL_MAX ? s[j] - ref : 0, errs = x != 0 ? 1 : 0; /* exp(0) is 1 */
         double v = p[j] * p[j] * (vs[j] + unit2 * x * x + errs * exp2), y = dkv_roundBy(f, p[j]);
         rel[j] = v * over;
-        w[j] = (float)(dkv_flip(p[j], y, errs * v, dkv_spacingAt(ulp, p[j])) * over);
+        v = errs * (v + p[j] * p[j] * ref_var);
+        w[j] = (float)(dkv_flip(p[j], y, v, dkv_spacingAt(ulp, p[j])) * over);
         p[j] = y * fade;
     }
 }
@@ -177,6 +178,7 @@ void dkv_twinForwardRow(dkv_twin *t, int64_t i) {
     by = setMaxima(t, i, ref);
     if (by != 1) fadeRow(t, i, by, by > 0 ? was - t->max[i] : 0);
     dkv_twinNoteTop(t, i);
+    double ref_var = t->a->p_normalised ? 0 : t->top[i].vs; /* the maximum's own error is in every exponent */
     for (int64_t e = 0; e < t->n_cuts; e++) {
         int64_t at = t->cuts[e], n = t->cuts[e + 1] - at;
         double fade = ref[e] == t->max[i] ? 1 : exp(ref[e] - t->max[i]);
@@ -188,7 +190,10 @@ void dkv_twinForwardRow(dkv_twin *t, int64_t i) {
         }
         dkv_vexpShift(s + at, ref[e], p + at, (size_t)n);
         memcpy(exact + at, p + at, sizeof *p * (size_t)n);
-        (t->p_rounded ? roundedRow : exactRow)(t, n, s + at, ref[e], fade, t->vs + at, p + at, w + at, rel);
+        if (t->p_rounded)
+            roundedRow(t, n, s + at, ref[e], fade, ref_var, t->vs + at, p + at, w + at, rel);
+        else
+            exactRow(t, n, s + at, ref[e], fade, t->vs + at, p + at, w + at, rel);
         sumRow(t, i, n, exact + at, fade, rel, t->equal_k + t->t.k_row + at);
     }
     if (t->quick) t->o.var[i] = dkv_twinWeighted(w, t->v_norm, t->equal_kv + t->t.k_row, t->t.n);
