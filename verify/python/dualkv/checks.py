@@ -290,7 +290,7 @@ def _judge_function(fn: Kernel, backward: Kernel | None, words: dict[str, str], 
     with ours, theirs:
         called = spec or f"python:{getattr(fn, '__module__', '?')}.{name}{tail}"
         return _judge(_arguments(what, f"attached:{theirs.fileno()}={called}", limits), theirs,
-                      lambda: host.serve(ours.fileno(), function), None if spec else replay)
+                      lambda: host.serve(ours.fileno(), function, guest=True), None if spec else replay)
 
 
 def _in_worker() -> bool:

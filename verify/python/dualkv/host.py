@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import os
+import socket
 import sys
 import traceback
 from contextlib import nullcontext
@@ -581,10 +582,11 @@ def _weight(part: Any, whole: Any) -> Any:
 
 
 class Table:
-    """The ABI's table of a function, or of the reason why there is none. Keeps its callbacks alive."""
+    """The ABI's table of a function, or of the reason why there is none. Keeps its callbacks alive. `guest_of`: the socket
+    that is served in somebody's own process, which exit() must not end and which Ctrl-C is for."""
 
-    def __init__(self, function: "Function | str"):
-        self.function = function
+    def __init__(self, function: "Function | str", guest_of: int | None = None):
+        self.function, self.guest_of, self.interrupted = function, guest_of, False
         self.reason = ctypes.create_string_buffer(400)
         cuda = isinstance(function, Function) and function.device == "cuda"
         known = function if isinstance(function, Function) else None
@@ -627,9 +629,19 @@ class Table:
             self.function.run(launch.contents, backward)
             return 0
         except SystemExit as e:  # what it would have done to a process of its own
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(e.code if isinstance(e.code, int) else 0 if e.code is None else 1)
+            if self.guest_of is None:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(e.code if isinstance(e.code, int) else 0 if e.code is None else 1)
+            _put(err, room, f"{self.function.name} called exit({e.code})")
+            return 1
+        except KeyboardInterrupt:
+            self.interrupted = True
+            _put(err, room, "KeyboardInterrupt")
+            if self.guest_of is not None:
+                with socket.socket(fileno=os.dup(self.guest_of)) as channel:
+                    channel.shutdown(socket.SHUT_RDWR)
+            return 1
         except BaseException as e:
             traceback.print_exc()
             _put(err, room, explain(e, self.function.files))
@@ -639,9 +651,12 @@ class Table:
             sys.stderr.flush()
 
 
-def serve(fd: int, function: "Function | str") -> None:
-    """Serves the worker's protocol with this function until the socket closes. A str: the reason why it cannot."""
-    table = Table(function)
+def serve(fd: int, function: "Function | str", guest: bool = False) -> None:
+    """Serves the worker's protocol with this function until the socket closes. A str: the reason why it cannot. `guest`: in
+    a process that goes on afterwards; raises KeyboardInterrupt where that ended it."""
+    table = Table(function, fd if guest else None)
     serving = _lib.lib().dualkv_serve
     serving.restype, serving.argtypes = c_int, [c_int, POINTER(CKernel), c_char_p]
     serving(fd, ctypes.byref(table.c), None)
+    if guest and table.interrupted:
+        raise KeyboardInterrupt

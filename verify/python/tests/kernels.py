@@ -1,6 +1,8 @@
 """Functions to judge, under convention `packed`: q [Tq, Hq, D], k, v [Tk, Hkv, D], problem."""
 
 import os
+import signal
+import time
 
 import numpy as np
 
@@ -63,6 +65,15 @@ def crashes(q, k, v, *, problem):
 
 def leaves(q, k, v, *, problem):
     os._exit(7)
+
+
+def exits(q, k, v, *, problem):
+    raise SystemExit(3)
+
+
+def interrupted(q, k, v, *, problem):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(20)
 
 
 def wrong_shape(q, k, v, *, problem):

@@ -29,8 +29,8 @@ def python(code, **more):
     """Another interpreter on these tests' modules."""
     here = os.path.dirname(os.path.abspath(__file__))
     path = os.pathsep.join([here, os.path.dirname(os.path.dirname(os.path.abspath(dualkv.__file__)))])
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True,
-                          text=True, timeout=60, **more)
+    env = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, **more)
 
 
 class Verdicts(unittest.TestCase):
@@ -130,6 +130,12 @@ class Mistakes(unittest.TestCase):
         self.assertEqual(result.status, "CRASHED", result)
         done = python(f"import dualkv, kernels\ndualkv.check(kernels.leaves, {FORWARD!r})")
         self.assertEqual(done.returncode, 7, done.stderr)  # here it takes this process along, and nothing hangs
+
+    def test_exit_and_interrupt_are_not_this_processs_end(self):
+        result = dualkv.check(kernels.exits, FORWARD)
+        self.assertEqual((result.status, result.why), ("NOT_RUN", "exits called exit(3)"))
+        self.assertRaises(KeyboardInterrupt, dualkv.check, kernels.interrupted, FORWARD)
+        self.assertTrue(dualkv.check(kernels.attention, FORWARD).passed)
 
     def test_a_kernel_file_that_checks_itself(self):
         with tempfile.TemporaryDirectory() as folder:
