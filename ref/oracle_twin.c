@@ -257,20 +257,21 @@ static int countEqual(dkv_twin *t, dkv_err *err) {
         code = dkv_countEqual(hash, cls, v->tk, pass ? t->equal_kv : t->equal_k, err);
     }
     if (!t->in->d_o) goto done;
-    for (int pass = 0; pass < 2 && !code; pass++) {
+    for (int pass = 0; pass < 4 && !code; pass++) {
+        bool own = pass % 2, all = pass >= 2;
         for (int32_t s = 0; s < v->n_segments; s++)
             for (int64_t r = 0; r < v->segments[s].q_len * t->h.g; r++) {
                 int64_t row = v->segments[s].q_start + r / t->h.g, head = t->h.kvh * t->h.g + r % t->h.g;
                 int64_t at = v->segments[s].q_start * t->h.g + r;
                 uint64_t x = dkv_hashBytes(2, rowOf(t->in->q, p->dtype, row, p->hq, head, p->dqk), k_size);
                 x = dkv_hashBytes(x, rowOf(t->in->d_o, p->dtype, row, p->hq, head, p->dv), v_size);
-                if (t->in->d_lse) x = dkv_hashBytes(x, &t->in->d_lse[head * v->tq + row], sizeof(float));
+                if (t->in->d_lse && !all) x = dkv_hashBytes(x, &t->in->d_lse[head * v->tq + row], sizeof(float));
                 x = dkv_hashBytes(x, &t->kernel_lse[head * v->tq + row], sizeof(double));
                 hash[at] = dkv_hashBytes(x, &t->kernel_o[(row * p->hq + head) * p->dv],
                                          sizeof(double) * (size_t)p->dv);
-                cls[at] = pass ? s : v->segments[s].group;
+                cls[at] = own ? s : v->segments[s].group;
             }
-        code = dkv_countEqual(hash, cls, v->tq * t->h.g, pass ? t->equal_own : t->equal_any, err);
+        code = dkv_countEqual(hash, cls, v->tq * t->h.g, own ? t->equal_own[all] : t->equal_any[all], err);
     }
 done:
     free(hash);
@@ -317,12 +318,12 @@ static int countClasses(dkv_twin *t, dkv_err *err) {
     int64_t n = t->l->view.tq * t->h.g;
     int32_t *cls = calloc((size_t)n + 1, sizeof *cls);
     int64_t rows = 0, alike = 0;
-    int code = cls ? dkv_countEqual(t->row_class, cls, n, t->equal_any, err)
+    int code = cls ? dkv_countEqual(t->row_class, cls, n, t->equal_any[0], err)
                    : dkv_fail(err, DKV_EHARNESS, "out of memory: %lld rows", (long long)n);
     for (int64_t i = 0; i < n && !code; i++) {
         if (t->row_class[i] == 0) continue;
         rows++;
-        alike += (int64_t)t->equal_any[i];
+        alike += (int64_t)t->equal_any[0][i];
     }
     free(cls);
     __atomic_fetch_add(&t->out->lse_rows, rows, __ATOMIC_RELAXED);
@@ -474,8 +475,10 @@ static int openTwin(dkv_twin *t, void **owned, int *count, dkv_err *err) {
     if (tiles && tiles > TABLE_MAX / m) t->table = false, t->out->has_twin[DKV_O] = false, tiles = 0;
     const buffer all[] = {FLOATS(equal_k, tk),
                           FLOATS(equal_kv, tk),
-                          FLOATS(equal_any, tq * t->h.g),
-                          FLOATS(equal_own, tq * t->h.g),
+                          FLOATS(equal_any[0], tq * t->h.g),
+                          FLOATS(equal_own[0], tq * t->h.g),
+                          FLOATS(equal_any[1], tq * t->h.g),
+                          FLOATS(equal_own[1], tq * t->h.g),
                           FLOATS(q1, m * d),
                           FLOATS(o1, m * d),
                           DOUBLES(q_norm, m),

@@ -147,9 +147,9 @@ static double sumPairs(dkv_twin *t, int64_t i, int64_t n, const double *p, const
 
 /* Quick mode: the variances of row i's pairs, times the squared length of what they multiply. */
 DKV_CLONES
-static void sumVariances(dkv_twin *t, int64_t i, int64_t n, float equal, const float *w_p,
+static void sumVariances(dkv_twin *t, int64_t i, int64_t n, float equal_v, float equal, const float *w_p,
                          const float *w_ds) {
-    double by_p = equal * t->o_norm[i], by_ds = equal * t->q_norm[i], *vp = t->col_vp, *vds = t->col_vds;
+    double by_p = equal_v * t->o_norm[i], by_ds = equal * t->q_norm[i], *vp = t->col_vp, *vds = t->col_vds;
     for (int64_t j = 0; j < n; j++) {
         vp[j] += w_p[j] * by_p;
         vds[j] += w_ds[j] * by_ds;
@@ -247,25 +247,26 @@ static void addKeySum(dkv_twin *t, const dkv_keySum *sum, int64_t part, keyTerms
     loseKeySum(t, sum, k.alpha, k.w, k.y, d);
 }
 
-static const float *equalRows(const dkv_twin *t) {
+static const float *equalRows(const dkv_twin *t, bool of_dv) {
     const dualkv_segment *seg = &t->l->view.segments[t->b.node];
-    return (t->t.k_row >= seg->k_start ? t->equal_own : t->equal_any) + t->b.q_row * t->h.g;
+    return (t->t.k_row >= seg->k_start ? t->equal_own : t->equal_any)[of_dv] + t->b.q_row * t->h.g;
 }
 
 static void addKeySums(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n;
-    const float *equal = equalRows(t);
-    double scale = t->p->scale, u2 = t->z.unit2, alike = dkv_twinAlike(dkv_twinMean(equal, m));
+    const float *equal = equalRows(t, false), *equal_v = equalRows(t, true);
+    double scale = t->p->scale, u2 = t->z.unit2, alike = dkv_twinAlike(dkv_twinMean(equal, m)),
+           alike_v = dkv_twinAlike(dkv_twinMean(equal_v, m));
     double p_var = u2 * t->p_unit * t->p_unit * (t->quick ? 1 : t->do_unit * t->do_unit);
     double ds_var = u2 * t->ds_unit * t->ds_unit * scale * scale * (t->quick ? 1 : t->q_unit * t->q_unit);
     for (int64_t i = 0; i < m && !t->quick; i++)
         for (int64_t j = i * n; j < (i + 1) * n; j++) {
-            t->w[j] *= equal[i];
+            t->w[j] *= equal_v[i];
             t->w2[j] *= equal[i];
         }
     for (int64_t e = 0; e < t->parts; e++) {
         addKeySum(t, &t->dv[e], e,
-                  (keyTerms){t->s, t->b.d_o, t->do_mean2, t->col_p2, t->col_vp, t->w, t->do2, 1, p_var, alike,
+                  (keyTerms){t->s, t->b.d_o, t->do_mean2, t->col_p2, t->col_vp, t->w, t->do2, 1, p_var, alike_v,
                              t->p->dv});
         addKeySum(t, &t->dk[e], e,
                   (keyTerms){t->dp, t->b.q, t->q_mean2, t->col_ds2, t->col_vds, t->w2, t->q2, scale, ds_var,
@@ -400,7 +401,7 @@ void dkv_twinBackwardRow(dkv_twin *t, int64_t i) {
         pairVariances(t, n, &r, lse, t->delta[i], t->delta_var[i], t->p_unit, t->ds_unit);
     memcpy(s, r.p, sizeof *s * (size_t)n);
     t->dq.now[i] = sumPairs(t, i, n, s, dp);
-    if (t->quick) sumVariances(t, i, n, equalRows(t)[i], t->w, t->w2);
+    if (t->quick) sumVariances(t, i, n, equalRows(t, true)[i], equalRows(t, false)[i], t->w, t->w2);
 }
 
 void dkv_twinBackwardTile(dkv_twin *t) {

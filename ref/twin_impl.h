@@ -58,8 +58,8 @@ typedef struct dkv_twin {
     bool quick; /* 16 bits: variances of flips by row and column sums, not by products of matrices */
     dkv_quick quick_s, quick_dp;
     dkv_chainFit fit_s, fit_dp;
-    float *equal_k, *equal_kv, *equal_any,
-        *equal_own; /* [tk]: a segment's keys, with V or without; [tq, g]: a group's, a node's rows */
+    float *equal_k, *equal_kv;         /* [tk]: a segment's keys, with V or without */
+    float *equal_any[2], *equal_own[2]; /* [tq, g]: a group's, a node's rows; [1]: whatever their dLSE, as dV has it */
     /* of the block */
     float *q1, *o1; /* unit rows of q, dO */
     double *q_norm, *o_norm;

@@ -268,6 +268,7 @@ static void test_coherent(void **state) {
         {"shape=61k+(7+3x8),4x0 heads=8:1 dim=24:40 dtype=fp16 softcap=0.5 fill=descending seed=313 dlse=on", ""},
         {"shape=22+(6+239) heads=4:1 dim=1 mask=full scale=0.05 sinklogit=-1 fill=aligned seed=655", ""},
         {"shape=49k+3,5,3 heads=4:1 dim=2:11 dtype=fp32 fill=ownhot", "fault=E5"},
+        {"shape=37+108x4 heads=2:1 dim=16 dtype=fp32 mask=window:62 fill=duplicated seed=470 dlse=on", ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         trial t;
