@@ -7,7 +7,7 @@
 
 #include "../ref/bound_formula.h"
 #include "../ref/mask_pair.h"
-#include "oracle.h"
+#include "../ref/device_oracle.h"
 
 #define DKV_SUB_KEYS \
     256 /* the CPU's tile (tiles.h), whose grid the statistics keep whatever the size of a tile here */

@@ -14,7 +14,7 @@
 #include "../data/suite.h"
 #include "../ref/dtype.h"
 #include "../ref/device.h"
-#include "oracle.h"
+#include "../ref/device_oracle.h"
 
 static const dkv_oracle_ops *ops;
 static const dkv_device_ops *dev;

@@ -173,7 +173,7 @@ static int packVariances(dkv_case *c, dkv_err *err) {
     const dkv_outputs *twin = &c->rep_oracle.twin, *from = &c->rep_oracle.sigma2, *to = &c->oracle.sigma2;
     int64_t k_width = (int64_t)v->hkv * v->dqk, v_width = (int64_t)v->hkv * v->dv;
     size_t most = (size_t)(v->tk * (k_width > v_width ? k_width : v_width)) + 1;
-    if (!v->grad) return 0;
+    if (!v->grad || !twin->dk) return 0;
     double *last = malloc(2 * most * sizeof *last);
     if (!last) return dkv_fail(err, DKV_EHARNESS, "out of memory for variances");
     packVariance(s->k_source, w->tk, k_width, twin->dk, from->dk, v->tk, to->dk, last, last + most);
@@ -184,15 +184,15 @@ static int packVariances(dkv_case *c, dkv_err *err) {
 
 /* The oracle of a replicated kernel is that of the replicated problem, packed: gradients of copies are each
  * rounded, so their bounds (and variances) add. The truth is the packed one: that is the equivalence. */
-static int packOracle(dkv_case *c, const dkv_ref_options *ref, dkv_err *err) {
+static int packOracle(dkv_case *c, dkv_err *err) {
     const dkv_side *s = &c->kernel;
     const dkv_outputs *from[3] = {&c->rep_oracle.bound, &c->rep_oracle.twin, &c->rep_oracle.sigma2};
     dkv_outputs *to[3] = {&c->oracle.bound, &c->oracle.twin, &c->oracle.sigma2};
-    int rc = dkv_refBlocked(c->p, &c->packed, &c->in, ref, &c->oracle.truth, err);
+    int rc = 0;
     markUnclaimed(s->l, &c->rep_oracle, true);
     for (int i = 0; i < 3 && !rc; i++)
-        rc = dkv_packOutputs(&c->packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, from[i], to[i],
-                             err);
+        if (from[i]->o)
+            rc = dkv_packOutputs(&c->packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, from[i], to[i], err);
     if (!rc) rc = packVariances(c, err);
     markUnclaimed(s->l, &c->rep_oracle, false);
     markUnclaimed(&c->packed, &c->oracle, false);
@@ -212,10 +212,18 @@ static void standIn(const dkv_case *c, const dkv_oracle *o, const dkv_outputs *o
                    (size_t)n[id] * sizeof(double));
 }
 
-int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
+static void dropOracle(dkv_case *c) {
+    if (c->rep_remote.base) dkv_freeRemoteOracle(&c->rep_remote);
+    else if (c->has_rep_oracle) dkv_freeOracle(&c->rep_oracle);
+    if (c->remote.base) dkv_freeRemoteOracle(&c->remote);
+    else if (c->has_oracle) dkv_freeOracle(&c->oracle);
+    c->has_oracle = c->has_rep_oracle = false;
+}
+
+static int askCpu(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
     const dkv_side *s = &c->kernel;
     const dkv_outputs *own = &c->run[c->judged_run].out;
-    dkv_ref_options ref = {.threads = c->options->threads};
+    const dkv_ref_options ref = {.threads = c->options->threads};
     dkv_oracle *o = s->d.replicated ? &c->rep_oracle : &c->oracle;
     int rc = 0;
     if (!c->has_oracle) {
@@ -229,7 +237,90 @@ int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_er
     if (!rc) rc = dkv_oracleBound(s->p, s->l, s->in, a, &ref, o, err);
     if (!rc && twin) standIn(c, o, own);
     if (!rc && twin) rc = dkv_oracleTwin(s->p, s->l, s->in, a, &ref, own->o, own->lse, o, err);
-    if (!rc && s->d.replicated) rc = packOracle(c, &ref, err);
+    if (!rc && s->d.replicated) rc = dkv_refBlocked(c->p, &c->packed, &c->in, &ref, &c->oracle.truth, err);
+    return rc;
+}
+
+static int ask(dkv_case *c, dkv_question q, const dualkv_arithmetic *a, bool packed, dkv_remote_oracle *out,
+               dkv_err *err) {
+    const dkv_side *s = &c->kernel;
+    const dkv_outputs *own = &c->run[c->judged_run].out;
+    int rc = 0;
+    if (q == DKV_ASK_TWIN && (isAbsent(c, DKV_O) || isAbsent(c, DKV_LSE))) {
+        rc = ask(c, DKV_ASK_TRUTH, a, packed, out, err);
+        if (!rc) standIn(c, &out->oracle, own);
+        dkv_freeRemoteOracle(out);
+    }
+    if (!rc)
+        rc = dkv_askRemote(c->options->remote, q, packed ? c->p : s->p, packed ? &c->packed : s->l,
+                           packed ? &c->in : s->in, a, own->o, own->lse, out, err);
+    c->result->oracle.device_seconds += out->seconds;
+    c->result->oracle.flops += out->flops;
+    return rc;
+}
+
+/* The packed truth into arrays of our own, beside which the rest of the packed oracle is summed. */
+static int takeTruth(dkv_case *c, const dkv_outputs *from, dkv_err *err) {
+    int64_t n[DKV_N_OUTPUTS];
+    int rc = dkv_allocOracle(&c->packed, &c->oracle, err);
+    c->has_oracle = !rc;
+    dkv_countOutputs(&c->packed, n);
+    for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++)
+        if (n[id])
+            memcpy(dkv_outputAt(&c->oracle.truth, (dkv_tensor_id)id), dkv_outputAt(from, (dkv_tensor_id)id),
+                   (size_t)n[id] * sizeof(double));
+    return rc;
+}
+
+static int askDevice(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
+    const dkv_question q = twin ? DKV_ASK_TWIN : DKV_ASK_BOUND;
+    dkv_remote_oracle truth = {0};
+    dropOracle(c);
+    if (!c->kernel.d.replicated) {
+        int rc = ask(c, q, a, true, &c->remote, err);
+        c->oracle = c->remote.oracle;
+        c->has_oracle = !rc;
+        return rc;
+    }
+    int rc = ask(c, q, a, false, &c->rep_remote, err);
+    c->rep_oracle = c->rep_remote.oracle;
+    c->has_rep_oracle = !rc;
+    if (!rc) rc = ask(c, DKV_ASK_TRUTH, a, true, &truth, err);
+    if (!rc) rc = takeTruth(c, &truth.oracle.truth, err);
+    dkv_freeRemoteOracle(&truth);
+    return rc;
+}
+
+/* The device must agree with the CPU on what the kernel sees. */
+static int askToo(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
+    const dkv_side *s = &c->kernel;
+    dkv_remote_oracle device = {0};
+    int rc = ask(c, twin ? DKV_ASK_TWIN : DKV_ASK_BOUND, a, false, &device, err);
+    if (!rc)
+        rc = dkv_compareOracles(s->p, s->l, s->in, twin, c->options->threads,
+                                s->d.replicated ? &c->rep_oracle : &c->oracle, &device.oracle, err);
+    dkv_freeRemoteOracle(&device);
+    return rc;
+}
+
+int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
+    dkv_oracle_use *use = &c->result->oracle;
+    const dkv_remote *r = c->options->remote;
+    const double start = now();
+    const bool both = r && r->mode == DKV_ORACLE_BOTH;
+    bool device = !both && dkv_wantsRemote(r, c->kernel.p, c->kernel.d.memory == DUALKV_CUDA, c->options->threads);
+    int rc = device ? askDevice(c, a, twin, err) : 0;
+    if (rc == DKV_EREFUSED && r->mode == DKV_ORACLE_AUTO) { /* our own choice: the CPU can do it, too */
+        snprintf(use->note, sizeof use->note, "%.319s", err->text);
+        dropOracle(c);
+        device = false;
+        rc = 0;
+    }
+    if (!rc && !device) rc = askCpu(c, a, twin, err);
+    if (!rc && both) rc = askToo(c, a, twin, err);
+    if (!rc && c->kernel.d.replicated) rc = packOracle(c, err);
+    use->by = both ? DKV_ORACLE_BOTH : device ? DKV_ORACLE_CUDA : DKV_ORACLE_CPU;
+    use->seconds += now() - start;
     return rc;
 }
 
@@ -368,6 +459,7 @@ static void runStages(dkv_case *c, dkv_worker *w) {
     c->outcome = runKernel(c);
     if (concludeOutcome(c, c->outcome)) return;
     if (judgeCase(c, &err)) {
+        c->result->stopped = dkv_stopRequested != 0;
         failHarness(c, err.text);
         return;
     }
@@ -380,8 +472,7 @@ static void runStages(dkv_case *c, dkv_worker *w) {
 
 void dkv_freeCase(dkv_case *c) {
     if (c->has_got && c->kernel.d.replicated) dkv_freeOutputs(&c->got);
-    if (c->has_rep_oracle) dkv_freeOracle(&c->rep_oracle);
-    if (c->has_oracle) dkv_freeOracle(&c->oracle);
+    dropOracle(c);
     for (int i = 0; i < c->n_runs; i++) dkv_freeRun(&c->run[i]);
     dkv_closeSide(&c->kernel);
     dkv_freeInputs(&c->in);

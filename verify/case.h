@@ -4,6 +4,7 @@
 #define DKV_CASE_H
 
 #include "judge.h"
+#include "remote.h"
 #include "side.h"
 #include "status.h"
 #include "strength.h"
@@ -22,6 +23,7 @@ typedef struct dkv_case_options {
     /* Called with everything still there once the checks have run; NULL: nobody looks. */
     void (*observe)(struct dkv_case *c, void *arg);
     void *observe_arg;
+    dkv_remote *remote; /* the oracle on a device, or NULL: the CPU judges */
     dkv_worker *peer; /* same-precision peer, or NULL: errors beside the kernel's, never deciding */
 } dkv_case_options;
 
@@ -38,6 +40,13 @@ typedef struct dkv_finding {
     char why[400];     /* of a defect or a note */
 } dkv_finding;
 
+/* Which oracle judged. */
+typedef struct dkv_oracle_use {
+    dkv_oracle_mode by; /* cpu, cuda or both; auto: none did */
+    char note[320];     /* why not the device, where that was meant; "" else */
+    double seconds, device_seconds, flops; /* all of it; of the device alone; its products */
+} dkv_oracle_use;
+
 typedef struct dkv_result {
     char line[DKV_LINE_MAX + 1];
     char kernel[DKV_SPEC_MAX];
@@ -47,6 +56,7 @@ typedef struct dkv_result {
     bool judged;   /* tensor[], arithmetic are there */
     int runs;    /* of the kernel on this problem, those for other checks left out */
     double seconds, seconds_forward, seconds_backward, level;
+    dkv_oracle_use oracle;
     dkv_gpu_info gpu; /* that the kernel ran on */
     dualkv_arithmetic arithmetic;
     char arithmetic_words[240], profile[64]; /* profile: named where the kernel declares nothing */
@@ -75,6 +85,7 @@ typedef struct dkv_case {
     bool has_oracle, has_rep_oracle, has_got;
     dkv_oracle oracle;     /* packed */
     dkv_oracle rep_oracle; /* of the replicated problem, where the kernel wants that */
+    dkv_remote_oracle remote, rep_remote; /* whose arrays those are, where the device was asked */
     dkv_outputs got;       /* packed outputs of the judged run */
     dkv_result *result;
 } dkv_case;

@@ -29,6 +29,7 @@ typedef struct dkv_cli {
     dkv_kernel_spec kernels[DKV_KERNELS_MAX];
     int n_kernels;
     const char *json, *markdown, *waivers, *files;
+    const char *judge;                  /* --oracle of check */
     const char *out, *outputs, *layout; /* of export, import */
     dkv_kernel_spec peer;
     bool has_peer, quiet, verbose, bisect, all, oracle, forward;

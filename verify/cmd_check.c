@@ -13,6 +13,8 @@
 #include "waiver.h"
 #include "version.h"
 
+#define DEVICE_TIMEOUT 120 /* seconds that the oracle on a device may take beside its work */
+
 enum { REASONS_MAX = 16 };
 typedef struct refusal { /* cases refused for one reason, in words */
     char why[200];
@@ -54,6 +56,16 @@ static void sayMargin(const dkv_result *r, char *out, size_t n) {
     if (r->judged && name) snprintf(out, n, "%s reaches %.2f of what rounding allows", name, most);
 }
 
+/* Which oracle judged, where there was a choice. */
+static void sayOracle(const dkv_result *r, FILE *f) {
+    const dkv_oracle_use *u = &r->oracle;
+    if (u->note[0]) fprintf(f, "  judged on the CPU: %s\n", u->note);
+    else if (u->by == DKV_ORACLE_CUDA || u->by == DKV_ORACLE_BOTH)
+        fprintf(f, "  oracle%s on the device: %.3g s there (%.3g TFLOP/s), %.3g in all\n",
+                u->by == DKV_ORACLE_BOTH ? ", also" : "", u->device_seconds,
+                u->device_seconds > 0 ? u->flops / u->device_seconds / 1e12 : 0, u->seconds);
+}
+
 static void sayStatistics(const show *s, const dkv_result *r) {
     const dkv_check *c;
     FILE *f = s->out;
@@ -78,6 +90,7 @@ static void sayStatistics(const show *s, const dkv_result *r) {
     }
     fprintf(f, "  seconds: forward %.3g, backward %.3g, all %.3g\n", r->seconds_forward, r->seconds_backward,
             r->seconds);
+    sayOracle(r, f);
 }
 
 static void clearBar(const show *s) {
@@ -275,7 +288,9 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
     s.several = with.n_kernels > 1;
     s.suite = !replay && sel->from_suites > 1; /* lines given by hand promise nothing: annotated one by one */
     s.every = cli->verbose || replay || n < 20;
-    static dkv_session session;
+    static dkv_session session; /* as are these */
+    static dkv_remote remote;
+    dkv_oracle_mode mode = DKV_ORACLE_AUTO;
     session = (dkv_session){.kernels = with.kernels,
                             .n_kernels = with.n_kernels,
                             .items = items,
@@ -287,6 +302,7 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
                             .repeats = cli->repeats,
                             .strength = true,
                             .peer = cli->has_peer ? &cli->peer : NULL,
+                            .remote = &remote,
                             .data_dir = dkv_dataDir(),
                             .report = takeResult,
                             .arg = &s};
@@ -299,7 +315,9 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
     if (dkv_checkRecordPath(cli->json, &err) ||
         dkv_probeKernels(with.kernels, with.n_kernels, cli->timeout, replicated, &err) ||
         (cli->has_peer && dkv_probeKernels(&cli->peer, 1, cli->timeout, NULL, &err)) ||
-        dkv_precheckItems(&session, replicated, &err)) {
+        dkv_precheckItems(&session, replicated, &err) ||
+        (cli->judge && dkv_parseOracleMode(cli->judge, &mode, &err)) ||
+        dkv_openRemote(&remote, mode, NULL, DEVICE_TIMEOUT, &err)) {
         free(items);
         return dkv_complain(&err);
     }
@@ -309,6 +327,7 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
                 minutes);
     dkv_catchSignals();
     dkv_runSession(&session);
+    if (!session.stopped) dkv_closeRemote(&remote);
     saySummary(&s, &session);
     code = exitOf(&s, &session);
     dkv_freeWaivers(&s.waivers);

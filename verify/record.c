@@ -148,6 +148,16 @@ static void addPower(cJSON *o, const dkv_strength *s) {
             }
 }
 
+static void addOracle(cJSON *o, const dkv_oracle_use *u) {
+    static const char *const words[] = {NULL, "cpu", "cuda", "both"};
+    if (!words[u->by]) return;
+    cJSON_AddStringToObject(o, "oracle", words[u->by]);
+    addNumber(o, "oracle_seconds", u->seconds);
+    if (u->by != DKV_ORACLE_CPU) addNumber(o, "oracle_device_seconds", u->device_seconds);
+    if (u->by != DKV_ORACLE_CPU) addNumber(o, "oracle_device_flops", u->flops);
+    if (u->note[0]) cJSON_AddStringToObject(o, "oracle_note", u->note);
+}
+
 char *dkv_printRecord(const dkv_result *r) {
     char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
     cJSON *o = cJSON_CreateObject();
@@ -161,6 +171,7 @@ char *dkv_printRecord(const dkv_result *r) {
     addNumber(o, "seconds", r->seconds);
     addNumber(o, "seconds_forward", r->seconds_forward);
     addNumber(o, "seconds_backward", r->seconds_backward);
+    addOracle(o, &r->oracle);
     dkv_addDevice(o, &r->gpu);
     cJSON_AddStringToObject(o, "commit", dkv_commit());
     cJSON_AddStringToObject(o, "generator", DKV_GENERATOR);

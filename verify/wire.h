@@ -8,12 +8,21 @@
 #define DKV_WIRE_MAGIC 0x64764b31u
 #define DKV_LINE_BYTES (DKV_LINE_MAX + 1)
 
-typedef enum dkv_op { DKV_OP_OPEN = 1, DKV_OP_DESCRIBE, DKV_OP_LAUNCH, DKV_OP_TIME, DKV_OP_PROBE } dkv_op;
+typedef enum dkv_op {
+    DKV_OP_OPEN = 1,
+    DKV_OP_DESCRIBE,
+    DKV_OP_LAUNCH,
+    DKV_OP_TIME,
+    DKV_OP_PROBE,
+    DKV_OP_ORACLE_OPEN,
+    DKV_OP_ORACLE
+} dkv_op;
 
 typedef struct dkv_request {
     uint32_t magic, sequence;
     int32_t op, backward;
     int64_t overstate;         /* DESCRIBE */
+    int64_t bytes;             /* ORACLE: of the arena, whose descriptor comes along */
     dkv_plan plan;             /* LAUNCH; with the arena's descriptor */
     dkv_kernel_spec spec;      /* OPEN */
     char line[DKV_LINE_BYTES]; /* DESCRIBE */
@@ -25,7 +34,8 @@ typedef struct dkv_reply {
     char text[512];
     dkv_description description;
     dkv_gpu_info gpu;  /* OPEN */
-    double seconds[2]; /* LAUNCH: the first; TIME: forward, backward */
+    double seconds[2]; /* LAUNCH, ORACLE: the first; TIME: forward, backward */
+    double flops;      /* ORACLE */
     int64_t launches, peak;
     char json[8192]; /* PROBE */
 } dkv_reply;

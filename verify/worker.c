@@ -357,7 +357,7 @@ dkv_outcome dkv_startWorker(dkv_worker *w) {
     dkv_reply *r = malloc(sizeof *r);
     dkv_outcome o = DKV_W_HARNESS;
     if (q && r) {
-        q->op = DKV_OP_OPEN;
+        q->op = w->oracle ? DKV_OP_ORACLE_OPEN : DKV_OP_OPEN;
         q->spec = w->spec;
         o = ask(w, q, -1, "while it was loaded", r);
         w->memory = r->description.memory;
@@ -445,6 +445,22 @@ dkv_outcome dkv_probeDevice(dkv_worker *w, char *json, size_t n) {
         o = ask(w, q, -1, "while the device was probed", r);
         r->json[sizeof r->json - 1] = 0;
         snprintf(json, n, "%s", r->json);
+    }
+    free(q);
+    free(r);
+    return o;
+}
+
+dkv_outcome dkv_askOracle(dkv_worker *w, int arena_fd, int64_t bytes, double *seconds, double *flops) {
+    dkv_request *q = calloc(1, sizeof *q);
+    dkv_reply *r = malloc(sizeof *r);
+    dkv_outcome o = q && r ? dkv_startWorker(w) : DKV_W_HARNESS;
+    if (o == DKV_W_OK) {
+        q->op = DKV_OP_ORACLE;
+        q->bytes = bytes;
+        o = ask(w, q, arena_fd, "while it was asked", r);
+        *seconds = r->seconds[0];
+        *flops = r->flops;
     }
     free(q);
     free(r);

@@ -59,6 +59,7 @@ typedef struct dkv_worker {
     int64_t overstate; /* tokens added to the longest lengths of the problems that it is told of */
     dkv_kernel_spec spec;
     dkv_files files;                /* of a spec files:DIR, once started: there is no process then */
+    bool oracle;                    /* serves the oracle on a device (remote.h), no kernel: spec.path is the plugin */
     int64_t starts;                 /* processes started so far */
     int32_t memory, replicated;     /* of the kernel; known once it is started */
     dkv_gpu_info gpu;               /* likewise */
@@ -89,6 +90,8 @@ dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, doub
 dkv_outcome dkv_timeCase(dkv_worker *w, double seconds[2], int64_t *bytes);
 /* What the device's matrix unit keeps, as JSON (cuda/probe.cu). */
 dkv_outcome dkv_probeDevice(dkv_worker *w, char *json, size_t n);
+/* The question in an arena to the oracle on the device (remote.h), answered there; its device time and products. */
+dkv_outcome dkv_askOracle(dkv_worker *w, int arena_fd, int64_t bytes, double *seconds, double *flops);
 /* Last line that the kernel printed, "" if none. */
 void dkv_lastOutput(const dkv_worker *w, char *out, size_t n);
 

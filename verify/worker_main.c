@@ -13,6 +13,7 @@
 #include "../data/suite.h"
 #include "dualkv.h"
 #include "gpu.h"
+#include "remote.h"
 #include "wire.h"
 
 /* What the worker holds between messages. */
@@ -21,6 +22,7 @@ typedef struct state {
     const char *options;
     dkv_kernel kernel;
     dkv_gpu *gpu; /* NULL: host memory, or no device */
+    dkv_remote_server *oracle; /* instead of a kernel */
     dkv_problem problem;
     dkv_layout packed, replicated;
     const dualkv_problem *view; /* the problem as the kernel sees it */
@@ -229,6 +231,10 @@ static int serve(int channel, const dualkv_kernel *table, const char *options) {
                         : q->op == DKV_OP_LAUNCH   ? launch(s, q, fd, r)
                         : q->op == DKV_OP_TIME     ? timeOnDevice(s, r)
                         : q->op == DKV_OP_PROBE    ? probe(s, r)
+                        : q->op == DKV_OP_ORACLE_OPEN
+                            ? dkv_openServer(q->spec.path, &s->oracle, &r->gpu, r->text, sizeof r->text)
+                        : q->op == DKV_OP_ORACLE ? dkv_serveQuestion(s->oracle, fd, q->bytes, r->seconds, &r->flops,
+                                                                     r->text, sizeof r->text)
                                                    : DKV_W_HARNESS;
         if (fd >= 0) close(fd);
         r->magic = DKV_WIRE_MAGIC;

@@ -1,4 +1,4 @@
-/* oracle.h: truth, bound and twin in double precision on a device, and the comparison's reductions there too.
+/* device_oracle.h: truth, bound and twin in double precision on a device, and the comparison's reductions there too.
  * Plain C, no CUDA header: taken from libdualkv_cuda.so by the symbol DKV_ORACLE_SYMBOL. cuBLAS is loaded at
  * the first open.
  *
@@ -10,10 +10,10 @@
  *     open; bound; [kernel runs]; twin; for each tensor: boundVectors, twinHashes, twinVectors; close
  *
  * Every function returns 0, or non-zero; then error() says why. One thread at a time. */
-#ifndef DKV_CUDA_ORACLE_H
-#define DKV_CUDA_ORACLE_H
+#ifndef DKV_DEVICE_ORACLE_H
+#define DKV_DEVICE_ORACLE_H
 
-#include "../ref/oracle.h"
+#include "oracle.h"
 
 #ifdef __cplusplus
 extern "C" {

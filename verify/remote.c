@@ -1,0 +1,195 @@
+#include "remote.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "../ref/dtype.h"
+#include "remote_arena.h"
+#include "status.h"
+
+#define CPU_RATE 3e10    /* FLOP/s of a core in the references (README, Measured) */
+#define CPU_PASSES 6     /* truth, bound and twin cost so many plain references */
+#define CPU_SECONDS 5    /* what may take longer on the CPU goes to the device, if the kernel is there anyway */
+#define DEVICE_RATE 1e12 /* FLOP/s below which a device no longer answers: a hang */
+
+static const char *const modes[] = {"auto", "cpu", "cuda", "both"};
+enum { N_MODES = sizeof modes / sizeof modes[0] };
+
+int dkv_parseOracleMode(const char *word, dkv_oracle_mode *out, dkv_err *err) {
+    for (int i = 0; i < N_MODES; i++) {
+        if (strcmp(modes[i], word) != 0) continue;
+        *out = (dkv_oracle_mode)i;
+        return 0;
+    }
+    const char *near = dkv_nearestWord(word, modes, N_MODES);
+    if (near) return dkv_fail(err, DKV_EUSER, "--oracle: unknown '%.80s': did you mean '%s'?", word, near);
+    return dkv_fail(err, DKV_EUSER, "--oracle: unknown '%.80s' (auto, cpu, cuda or both)", word);
+}
+
+static double workOf(const dkv_problem *p) {
+    return dkv_forwardFlops(p) + (p->grad ? dkv_backwardFlops(p) : 0);
+}
+
+/* ---- life ---- */
+
+int dkv_openRemote(dkv_remote *r, dkv_oracle_mode mode, const char *plugin, double timeout, dkv_err *err) {
+    dkv_kernel_spec spec = {.name = "oracle", .text = "the oracle on the device"};
+    memset(r, 0, sizeof *r);
+    r->mode = mode;
+    pthread_mutex_init(&r->lock, NULL);
+    if (plugin) snprintf(spec.path, sizeof spec.path, "%s", plugin);
+    else if (!dkv_findBeside(DKV_CUDA_PLUGIN, spec.path, sizeof spec.path)) {
+        r->absent = true;
+        snprintf(r->why, sizeof r->why, "%s is not beside the program: `make cuda` builds it, where nvcc is",
+                 DKV_CUDA_PLUGIN);
+    }
+    dkv_initWorker(&r->worker, &spec, timeout);
+    r->worker.oracle = true;
+    if (mode == DKV_ORACLE_AUTO || mode == DKV_ORACLE_CPU) return 0;
+    dkv_outcome o = r->absent ? DKV_W_ERROR : dkv_startWorker(&r->worker);
+    if (o == DKV_W_OK) return 0;
+    dkv_fail(err, DKV_EHARNESS, "--oracle %s: %.400s", modes[mode], r->absent ? r->why : r->worker.why);
+    dkv_closeRemote(r);
+    return DKV_EHARNESS;
+}
+
+void dkv_closeRemote(dkv_remote *r) {
+    dkv_stopWorker(&r->worker);
+    pthread_mutex_destroy(&r->lock);
+}
+
+bool dkv_wantsRemote(const dkv_remote *r, const dkv_problem *p, bool on_device, int threads) {
+    if (!r || r->mode == DKV_ORACLE_CPU) return false;
+    if (r->mode != DKV_ORACLE_AUTO) return true;
+    return on_device && workOf(p) * CPU_PASSES > CPU_RATE * CPU_SECONDS * (threads > 1 ? threads : 1);
+}
+
+void dkv_freeRemoteOracle(dkv_remote_oracle *o) {
+    if (o->base) munmap(o->base, o->bytes);
+    memset(o, 0, sizeof *o);
+}
+
+/* ---- the question ---- */
+
+static int64_t place(int64_t *end, int64_t bytes) {
+    int64_t at = *end;
+    *end += (bytes + DKV_ARENA_ALIGN - 1) / DKV_ARENA_ALIGN * DKV_ARENA_ALIGN;
+    return at;
+}
+
+/* Where everything goes. Sizes were counted before the case ran: they fit. */
+static void layOut(dkv_arena_head *h, const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
+                   dkv_question question) {
+    const int64_t elt = (int64_t)dkv_dtypeSize(p->dtype), tq = l->view.tq, tk = l->view.tk;
+    const int64_t bytes[DKV_N_INPUTS] = {elt * tq * p->hq * p->dqk, elt * tk * p->hkv * p->dqk,
+                                         elt * tk * p->hkv * p->dv, elt * tq * p->hq * p->dv,
+                                         4 * tq * p->hq,            4 * (int64_t)p->hq};
+    const void *const from[DKV_N_INPUTS] = {in->q, in->k, in->v, in->d_o, in->d_lse, in->sink};
+    int64_t end = 0, n[DKV_N_OUTPUTS];
+    *h = (dkv_arena_head){.magic = DKV_QUESTION_MAGIC, .question = question, .n_nodes = p->n_nodes, .problem = *p};
+    place(&end, sizeof *h);
+    h->nodes_at = place(&end, (int64_t)sizeof *p->nodes * p->n_nodes);
+    for (int i = 0; i < DKV_N_INPUTS; i++)
+        if (from[i]) {
+            h->input_bytes[i] = bytes[i];
+            h->input_at[i] = place(&end, bytes[i]);
+        }
+    dkv_countOutputs(l, n);
+    if (question == DKV_ASK_TWIN) {
+        h->o_at = place(&end, elt * n[DKV_O]);
+        h->lse_at = place(&end, 4 * n[DKV_LSE]);
+    }
+    const int parts = question == DKV_ASK_TWIN ? DKV_N_PARTS : question == DKV_ASK_BOUND ? 2 : 1;
+    for (int part = 0; part < parts; part++)
+        for (int id = 0; id < DKV_N_OUTPUTS; id++)
+            if (n[id] > 0) h->part_at[part][id] = place(&end, 8 * n[id]);
+    h->bytes = end;
+}
+
+static void write_(const dkv_arena_head *h, uint8_t *base, const dkv_problem *p, const dkv_inputs *in, int64_t n_o,
+                   int64_t n_lse, const double *kernel_o, const double *kernel_lse) {
+    const void *const from[DKV_N_INPUTS] = {in->q, in->k, in->v, in->d_o, in->d_lse, in->sink};
+    memcpy(base, h, sizeof *h);
+    memcpy(base + h->nodes_at, p->nodes, sizeof *p->nodes * (size_t)p->n_nodes);
+    for (int i = 0; i < DKV_N_INPUTS; i++)
+        if (h->input_bytes[i]) memcpy(base + h->input_at[i], from[i], (size_t)h->input_bytes[i]);
+    if (h->o_at) dkv_encodeArray(kernel_o, p->dtype, (size_t)n_o, base + h->o_at);
+    if (h->lse_at) dkv_encodeArray(kernel_lse, DUALKV_FP32, (size_t)n_lse, base + h->lse_at);
+}
+
+/* The answer, if it is whole. */
+static int readAnswer(dkv_remote_oracle *out, dkv_err *err) {
+    const dkv_arena_head *h = out->base;
+    dkv_outputs *parts[DKV_N_PARTS] = {&out->oracle.truth, &out->oracle.bound, &out->oracle.twin, &out->oracle.sigma2};
+    for (int part = 0; part < DKV_N_PARTS; part++) {
+        double **const to[DKV_N_OUTPUTS] = {&parts[part]->o,  &parts[part]->lse, &parts[part]->dq,
+                                            &parts[part]->dk, &parts[part]->dv,  &parts[part]->dsink};
+        for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+            if (!h->part_at[part][id]) continue;
+            if (h->written[part][id] != 1)
+                return dkv_fail(err, DKV_EHARNESS, "the oracle on the device left out a part of %s",
+                                dkv_tensorName((dkv_tensor_id)id));
+            *to[id] = (double *)((uint8_t *)out->base + h->part_at[part][id]);
+        }
+    }
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) out->oracle.has_twin[id] = h->has_twin[id] != 0;
+    return 0;
+}
+
+/* Sends it, with the lock held. */
+static int ask(dkv_remote *r, int fd, int64_t bytes, double work, dkv_remote_oracle *out, dkv_err *err) {
+    if (r->absent) return dkv_fail(err, DKV_EREFUSED, "%s", r->why);
+    const bool fresh = r->worker.pid == 0;
+    dkv_outcome o = dkv_startWorker(&r->worker);
+    if (o == DKV_W_ERROR && fresh) { /* no device: there will be none for the next case, either */
+        r->absent = true;
+        snprintf(r->why, sizeof r->why, "%s", r->worker.why);
+    }
+    const double patience = r->worker.timeout;
+    if (o == DKV_W_OK) {
+        r->worker.timeout += work * CPU_PASSES / DEVICE_RATE;
+        o = dkv_askOracle(&r->worker, fd, bytes, &out->seconds, &out->flops);
+    }
+    r->worker.timeout = patience;
+    if (o == DKV_W_OK) return 0;
+    return dkv_fail(err, o == DKV_W_ERROR ? DKV_EREFUSED : DKV_EHARNESS, "the oracle on the device%s: %.400s",
+                    o == DKV_W_CRASHED ? " crashed" : "", r->worker.why);
+}
+
+int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
+                  const dualkv_arithmetic *a, const double *kernel_o, const double *kernel_lse, dkv_remote_oracle *out,
+                  dkv_err *err) {
+    dkv_arena_head *h = calloc(1, sizeof *h);
+    int64_t n[DKV_N_OUTPUTS];
+    int rc = 0, fd = memfd_create("dualkv-oracle", MFD_CLOEXEC);
+    memset(out, 0, sizeof *out);
+    void *base = MAP_FAILED;
+    if (h && fd >= 0) {
+        layOut(h, p, l, in, question);
+        h->arithmetic = *a;
+        if (ftruncate(fd, h->bytes) == 0)
+            base = mmap(NULL, (size_t)h->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    }
+    if (base == MAP_FAILED) {
+        rc = dkv_fail(err, DKV_EHARNESS, "cannot allocate %lld bytes for the oracle on the device",
+                      h ? (long long)h->bytes : 0);
+        goto done;
+    }
+    out->base = base;
+    out->bytes = (size_t)h->bytes;
+    dkv_countOutputs(l, n);
+    write_(h, base, p, in, n[DKV_O], n[DKV_LSE], kernel_o, kernel_lse);
+    pthread_mutex_lock(&r->lock);
+    rc = ask(r, fd, h->bytes, workOf(p), out, err);
+    pthread_mutex_unlock(&r->lock);
+    if (!rc) rc = readAnswer(out, err);
+    if (rc) dkv_freeRemoteOracle(out);
+done:
+    if (fd >= 0) close(fd);
+    free(h);
+    return rc;
+}

@@ -1,0 +1,74 @@
+/* remote.h: the oracle on a device (ref/device_oracle.h), in a process of its own: this program again, as a worker
+ * that opens the CUDA plugin. The coordinator never touches CUDA.
+ *
+ * One process serves a whole session, one question at a time. A question is an arena (a memfd): the problem, its
+ * inputs, the declared arithmetic and, for the twin, what the kernel left in O and LSE; the answer is written into
+ * the same arena, which then is the case's oracle. What goes wrong is words: a refusal (no device, no memory there)
+ * sends the case to the CPU's oracle where the choice was ours, and ends it where the device was asked for; a crash,
+ * a hang or an answer that is not whole always ends the case as the harness's failure. */
+#ifndef DKV_REMOTE_H
+#define DKV_REMOTE_H
+
+#include <pthread.h>
+
+#include "../ref/oracle.h"
+#include "worker.h"
+
+typedef enum dkv_oracle_mode {
+    DKV_ORACLE_AUTO, /* the device where a kernel runs on one and the CPU would take long */
+    DKV_ORACLE_CPU,
+    DKV_ORACLE_CUDA,
+    DKV_ORACLE_BOTH /* the CPU judges; the device must agree with it */
+} dkv_oracle_mode;
+
+typedef enum dkv_question { DKV_ASK_TRUTH, DKV_ASK_BOUND, DKV_ASK_TWIN } dkv_question; /* each with those before it */
+
+typedef struct dkv_remote {
+    dkv_oracle_mode mode;
+    pthread_mutex_t lock;
+    dkv_worker worker;
+    bool absent;   /* there is no plugin or no device; not asked again */
+    char why[512]; /* of that */
+} dkv_remote;
+
+/* An answer: an oracle whose arrays lie in the arena. `base` NULL: none. */
+typedef struct dkv_remote_oracle {
+    dkv_oracle oracle;
+    void *base;
+    size_t bytes;
+    double seconds, flops; /* of the device */
+} dkv_remote_oracle;
+
+/* Words of --oracle; DKV_EUSER with the nearest one. */
+int dkv_parseOracleMode(const char *word, dkv_oracle_mode *out, dkv_err *err);
+
+/* `plugin`: a path, or NULL: the one beside the program. `timeout`: seconds for an answer, beside the work's own.
+ * cuda, both: DKV_EHARNESS where there is no plugin or no device; auto starts nothing until it is needed. */
+int dkv_openRemote(dkv_remote *r, dkv_oracle_mode mode, const char *plugin, double timeout, dkv_err *err);
+void dkv_closeRemote(dkv_remote *r);
+
+/* Should this problem be judged by the device? `on_device`: the kernel runs on one; `threads`: the CPU oracle's. */
+bool dkv_wantsRemote(const dkv_remote *r, const dkv_problem *p, bool on_device, int threads);
+
+/* DKV_OK; DKV_EREFUSED: the device cannot, in words; DKV_EHARNESS: it failed. Kernel_o, kernel_lse: as doubles (values
+ * of the problem's type and of fp32), for the twin. */
+int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
+                  const dualkv_arithmetic *a, const double *kernel_o, const double *kernel_lse, dkv_remote_oracle *out,
+                  dkv_err *err);
+void dkv_freeRemoteOracle(dkv_remote_oracle *o);
+
+/* Do two oracles agree? Truths within twice the bound of fp64 arithmetic, bounds to 1e-6, twins but for a few elements
+ * within a tenth of sigma. DKV_EHARNESS says where they do not. */
+int dkv_compareOracles(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, bool twin, int threads,
+                       const dkv_oracle *cpu, const dkv_oracle *device, dkv_err *err);
+
+/* ---- the worker's side (remote_serve.c) ---- */
+
+typedef struct dkv_remote_server dkv_remote_server;
+/* Loads the plugin; the device's names. DKV_W_ERROR: there is none, in words. */
+dkv_outcome dkv_openServer(const char *plugin, dkv_remote_server **out, dkv_gpu_info *gpu, char *why, size_t n);
+/* Answers the question in the arena. */
+dkv_outcome dkv_serveQuestion(dkv_remote_server *s, int fd, int64_t bytes, double *seconds, double *flops, char *why,
+                              size_t n);
+
+#endif

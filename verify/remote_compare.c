@@ -1,0 +1,92 @@
+/* remote_compare.c: two evaluations of one oracle. In fp64 they may differ by what fp64 arithmetic may err: the bound
+ * of that arithmetic, once for each. The bound is the same formulas over sums of magnitudes, good to far better than
+ * 1e-6. The twin rounds where the kernel does, so that a last bit that differs may fall on the other side of a
+ * rounding: a few elements may be off, and variances, which are sums over many roundings, hardly. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "remote.h"
+
+#define BOUND_SHARE 1e-6
+#define TWIN_SHARE  0.1  /* of sigma: an element whose twins differ by more is off */
+#define TWIN_OFF    0.01 /* share of the elements that may be off */
+#define SIGMA_OFF   0.02 /* of ln sigma2, on average */
+#define FEWEST      200  /* elements: fewer have no shares */
+
+static const dualkv_arithmetic exact = {.size = sizeof exact,
+                                        .unit = 0x1p-53,
+                                        .acc_unit = 0x1p-53,
+                                        .acc_step = 1,
+                                        .in_format = DUALKV_EXACT,
+                                        .s_format = DUALKV_EXACT,
+                                        .p_format = DUALKV_EXACT,
+                                        .ds_format = DUALKV_EXACT,
+                                        .out_format = DUALKV_EXACT,
+                                        .partial_format = DUALKV_EXACT,
+                                        .exp_error = 0x1p-51,
+                                        .log_error = 0x1p-51,
+                                        .tanh_error = 0x1p-50};
+
+static bool same(double a, double b) { return (isnan(a) && isnan(b)) || a == b; }
+
+static int disagree(const char *what, dkv_tensor_id id, int64_t i, double cpu, double device, double allowed,
+                    dkv_err *err) {
+    return dkv_fail(err, DKV_EHARNESS,
+                    "the oracles disagree: %s of %s, element %" PRId64 ": %.17g on the CPU, %.17g on the device, %.3g "
+                    "is allowed",
+                    what, dkv_tensorName(id), i, cpu, device, allowed);
+}
+
+static int compareTensor(dkv_tensor_id id, int64_t n, const dkv_oracle *cpu, const dkv_oracle *device,
+                         const double *allowed, dkv_err *err) {
+    const double *x = dkv_outputAt(&cpu->truth, id), *y = dkv_outputAt(&device->truth, id);
+    const double *bx = dkv_outputAt(&cpu->bound, id), *by = dkv_outputAt(&device->bound, id);
+    for (int64_t i = 0; i < n; i++) {
+        if (!same(x[i], y[i]) && !(fabs(x[i] - y[i]) <= 2 * allowed[i]))
+            return disagree("truth", id, i, x[i], y[i], 2 * allowed[i], err);
+        if (!same(bx[i], by[i]) && !(fabs(bx[i] - by[i]) <= BOUND_SHARE * fabs(bx[i]) && isfinite(bx[i])))
+            return disagree("bound", id, i, bx[i], by[i], BOUND_SHARE * fabs(bx[i]), err);
+    }
+    return 0;
+}
+
+static int compareTwin(dkv_tensor_id id, int64_t n, const dkv_oracle *cpu, const dkv_oracle *device, dkv_err *err) {
+    const double *x = dkv_outputAt(&cpu->twin, id), *y = dkv_outputAt(&device->twin, id);
+    const double *sx = dkv_outputAt(&cpu->sigma2, id), *sy = dkv_outputAt(&device->sigma2, id);
+    double off = 0, ratio = 0, used = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const bool told = isfinite(x[i]) && isfinite(sx[i]);
+        if (told != (isfinite(y[i]) && isfinite(sy[i]))) return disagree("twin", id, i, x[i], y[i], 0, err);
+        if (!told) continue;
+        used++;
+        off += !(fabs(x[i] - y[i]) <= TWIN_SHARE * sqrt(sx[i]) || fabs(x[i] - y[i]) <= 1e-13 * fabs(x[i]));
+        if (sx[i] > 0 && sy[i] > 0) ratio += log(sy[i] / sx[i]);
+    }
+    if (used < FEWEST || (off <= TWIN_OFF * used && fabs(ratio) <= SIGMA_OFF * used)) return 0;
+    return dkv_fail(err, DKV_EHARNESS,
+                    "the oracles disagree: %.3g of the twins of %s differ by more than a tenth of sigma, ln sigma2 by %+.3g "
+                    "on average",
+                    off / used, dkv_tensorName(id), ratio / used);
+}
+
+int dkv_compareOracles(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, bool twin, int threads,
+                       const dkv_oracle *cpu, const dkv_oracle *device, dkv_err *err) {
+    const dkv_ref_options opt = {.threads = threads};
+    dkv_oracle allowed = {0};
+    int64_t n[DKV_N_OUTPUTS];
+    dkv_countOutputs(l, n);
+    int rc = dkv_allocOracle(l, &allowed, err);
+    if (rc) return rc;
+    rc = dkv_oracleBound(p, l, in, &exact, &opt, &allowed, err);
+    for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++) {
+        const dkv_tensor_id t = (dkv_tensor_id)id;
+        if (n[id] > 0) rc = compareTensor(t, n[id], cpu, device, dkv_outputAt(&allowed.bound, t), err);
+        if (rc || !twin || n[id] == 0) continue;
+        if (cpu->has_twin[id] != device->has_twin[id])
+            rc = dkv_fail(err, DKV_EHARNESS, "the oracles disagree: only one of them has a twin of %s", dkv_tensorName(t));
+        else if (cpu->has_twin[id]) rc = compareTwin(t, n[id], cpu, device, err);
+    }
+    dkv_freeOracle(&allowed);
+    return rc;
+}

@@ -1,0 +1,157 @@
+/* remote_serve.c: the oracle on the device, as the worker that holds it sees it. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "../ref/device.h"
+#include "gpu.h"
+#include "remote.h"
+#include "remote_arena.h"
+
+struct dkv_remote_server {
+    void *so;
+    const dkv_oracle_ops *oracle;
+    const dkv_device_ops *device;
+};
+
+static dkv_outcome findTables(dkv_remote_server *s, const char *plugin, char *why, size_t n) {
+    dkv_oracle_ops_fn oracle = NULL;
+    dkv_device_ops_fn device = NULL;
+    s->so = dlopen(plugin, RTLD_NOW | RTLD_LOCAL);
+    if (!s->so) {
+        snprintf(why, n, "cannot load: %.300s", dlerror());
+        return DKV_W_ERROR;
+    }
+    *(void **)&oracle = dlsym(s->so, DKV_ORACLE_SYMBOL);
+    *(void **)&device = dlsym(s->so, DKV_DEVICE_SYMBOL);
+    if (!oracle || !device) {
+        snprintf(why, n, "%.300s has no oracle", plugin);
+        return DKV_W_ERROR;
+    }
+    s->oracle = oracle();
+    s->device = device();
+    if (s->oracle && s->device && s->oracle->size >= sizeof *s->oracle && s->device->size >= sizeof *s->device)
+        return DKV_W_OK;
+    snprintf(why, n, "%.300s is older than this program", plugin);
+    return DKV_W_ERROR;
+}
+
+dkv_outcome dkv_openServer(const char *plugin, dkv_remote_server **out, dkv_gpu_info *info, char *why, size_t n) {
+    dkv_gpu *gpu = NULL;
+    dkv_err err = {0};
+    *out = calloc(1, sizeof **out);
+    if (!*out) return DKV_W_HARNESS;
+    dkv_outcome o = findTables(*out, plugin, why, n);
+    if (o == DKV_W_OK && dkv_openGpu((*out)->so, &gpu, info, &err)) {
+        snprintf(why, n, "%s", err.text);
+        o = DKV_W_HARNESS;
+    } else if (o == DKV_W_OK && !gpu) {
+        snprintf(why, n, "there is no CUDA device");
+        o = DKV_W_ERROR;
+    }
+    dkv_closeGpu(gpu);
+    return o;
+}
+
+/* What the device holds for one question. */
+typedef struct job {
+    dkv_problem p;
+    dkv_layout l;
+    bool has_layout;
+    dkv_device_inputs in;
+    void *held[DKV_N_INPUTS + 2];
+    dkv_device_oracle *oracle;
+} job;
+
+static dkv_outcome said(const dkv_remote_server *s, const char *text, char *why, size_t n) {
+    snprintf(why, n, "%s", text[0] ? text : "it failed without a reason");
+    return s->device->sync() ? DKV_W_CRASHED : DKV_W_HARNESS;
+}
+
+static int send(const dkv_remote_server *s, const uint8_t *base, int64_t at, int64_t bytes, void **held) {
+    return s->device->alloc(held, (size_t)bytes) ||
+           (bytes && s->device->copyIn(*held, base + at, (size_t)bytes, NULL));
+}
+
+/* Too large for the device is a refusal, seen before anything is allocated. */
+static dkv_outcome checkRoom(const dkv_remote_server *s, const dkv_arena_head *h, const job *j, char *why, size_t n) {
+    const double gib = 1024.0 * 1024 * 1024;
+    uint64_t left = 0, total = 0;
+    double need = (double)s->oracle->bytes(&j->p, &j->l);
+    for (int i = 0; i < DKV_N_INPUTS; i++) need += (double)h->input_bytes[i];
+    if (s->device->memory(&left, &total)) return said(s, s->device->error(), why, n);
+    if (need <= (double)left) return DKV_W_OK;
+    snprintf(why, n, "it needs %.1f GiB of the device, %.1f are free", need / gib, (double)left / gib);
+    return DKV_W_ERROR;
+}
+
+static dkv_outcome sendInputs(const dkv_remote_server *s, const dkv_arena_head *h, const uint8_t *base, job *j,
+                              char *why, size_t n) {
+    int64_t count[DKV_N_OUTPUTS], elt = j->p.dtype == DUALKV_FP32 ? 4 : 2;
+    int rc = 0;
+    for (int i = 0; i < DKV_N_INPUTS && !rc; i++)
+        if (h->input_at[i]) rc = send(s, base, h->input_at[i], h->input_bytes[i], &j->held[i]);
+    dkv_countOutputs(&j->l, count);
+    if (!rc && h->o_at)
+        rc = send(s, base, h->o_at, elt * count[DKV_O], &j->held[DKV_N_INPUTS]) ||
+             send(s, base, h->lse_at, 4 * count[DKV_LSE], &j->held[DKV_N_INPUTS + 1]);
+    void *const *x = j->held;
+    j->in = (dkv_device_inputs){x[DKV_IN_Q], x[DKV_IN_K], x[DKV_IN_V], x[DKV_IN_DO], x[DKV_IN_DLSE], x[DKV_IN_SINK]};
+    return rc ? said(s, s->device->error(), why, n) : DKV_W_OK;
+}
+
+static int compute(const dkv_remote_server *s, dkv_arena_head *h, uint8_t *base, job *j) {
+    const dkv_oracle_ops *o = s->oracle;
+    int rc = o->open(&j->p, &j->l, &j->in, &h->arithmetic, NULL, &j->oracle);
+    if (!rc) rc = h->question == DKV_ASK_TRUTH ? o->truth(j->oracle) : o->bound(j->oracle);
+    if (!rc && h->question == DKV_ASK_TWIN)
+        rc = o->twin(j->oracle, j->held[DKV_N_INPUTS], j->held[DKV_N_INPUTS + 1]);
+    for (int part = 0; part < DKV_N_PARTS && !rc; part++)
+        for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++) {
+            if (!h->part_at[part][id]) continue;
+            rc = o->read(j->oracle, (dkv_oracle_part)part, (dkv_tensor_id)id,
+                         (double *)(base + h->part_at[part][id]));
+            h->written[part][id] = !rc;
+        }
+    for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++)
+        h->has_twin[id] = h->question == DKV_ASK_TWIN && o->hasTwin(j->oracle, (dkv_tensor_id)id);
+    return rc;
+}
+
+static void endJob(const dkv_remote_server *s, job *j) {
+    if (j->oracle) s->oracle->close(j->oracle);
+    for (size_t i = 0; i < sizeof j->held / sizeof *j->held; i++) s->device->release(j->held[i]);
+    if (j->has_layout) dkv_freeLayout(&j->l);
+}
+
+dkv_outcome dkv_serveQuestion(dkv_remote_server *s, int fd, int64_t bytes, double *seconds, double *flops, char *why,
+                              size_t n) {
+    job j = {0};
+    dkv_err err = {0};
+    dkv_outcome o = DKV_W_HARNESS;
+    if (!s || fd < 0 || bytes < (int64_t)sizeof(dkv_arena_head)) return o;
+    uint8_t *base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) {
+        snprintf(why, n, "it cannot map %lld bytes", (long long)bytes);
+        return o;
+    }
+    dkv_arena_head *h = (dkv_arena_head *)base;
+    if (h->magic != DKV_QUESTION_MAGIC || h->bytes != bytes) goto done;
+    j.p = h->problem;
+    j.p.nodes = (dkv_node *)(base + h->nodes_at);
+    if (dkv_makeLayout(&j.p, &j.l, &err)) {
+        snprintf(why, n, "%s", err.text);
+        goto done;
+    }
+    j.has_layout = true;
+    o = checkRoom(s, h, &j, why, n);
+    if (o == DKV_W_OK) o = sendInputs(s, h, base, &j, why, n);
+    if (o == DKV_W_OK && compute(s, h, base, &j)) o = said(s, s->oracle->error(), why, n);
+    if (o == DKV_W_OK && s->oracle->cost(j.oracle, seconds, flops)) o = said(s, s->oracle->error(), why, n);
+done:
+    endJob(s, &j);
+    munmap(base, (size_t)bytes);
+    return o;
+}
