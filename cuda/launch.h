@@ -25,4 +25,6 @@ int dkv_cudaKeyRows(const dualkv_problem *p);
 /* The matrix unit's arithmetic on the current device, as JSON (probe.cu). Waits. */
 cudaError_t dkv_cudaProbe(char *json, size_t n);
 
+extern const dualkv_kernel dkv_fp64Kernel; /* fp64.cu */
+
 #endif

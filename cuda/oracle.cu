@@ -1,4 +1,4 @@
-/* oracle.cu: opening, memory, the traversal, and the table of functions (oracle.h). */
+/* oracle.cu: opening, memory, the traversal, and the table of functions (ref/device_oracle.h). */
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -461,7 +461,7 @@ static int64_t oracle_bytes(const dkv_problem *p, const dkv_layout *l) {
 /* --- stages --- */
 
 typedef struct stage {
-    int kind; /* 0 truth, 1 bound, 2 twin */
+    int kind; /* 0 truth, 1 bound, 2 twin, 3 gradients */
     const void *o;
     const float *lse;
 } stage;
@@ -476,7 +476,7 @@ static int runStage(dkv_device_oracle *o, stage s) {
     o->done = 0;
     o->todo = 2 * pairs;
     DKV_TRY_CUDA(cudaEventRecord(o->begin, o->stream));
-    int rc = s.kind == 2 ? dkv_runTwin(o, s.o, s.lse) : dkv_runTruth(o, s.kind == 1);
+    int rc = s.kind == 2 ? dkv_runTwin(o, s.o, s.lse) : dkv_runTruth(o, s.kind == 1, s.o, s.lse);
     if (rc) return rc;
     DKV_TRY_CUDA(cudaEventRecord(o->end, o->stream));
     DKV_TRY_CUDA(cudaEventSynchronize(o->end));
@@ -492,6 +492,9 @@ static int oracle_bound(dkv_device_oracle *o) {
 }
 static int oracle_twin(dkv_device_oracle *o, const void *kernel_o, const float *kernel_lse) {
     return runStage(o, stage{2, kernel_o, kernel_lse});
+}
+static int oracle_gradients(dkv_device_oracle *o, const void *kernel_o, const float *kernel_lse) {
+    return runStage(o, stage{3, kernel_o, kernel_lse});
 }
 static int oracle_hasTwin(const dkv_device_oracle *o, dkv_tensor_id id) { return o->has_twin[id]; }
 
@@ -536,6 +539,7 @@ extern "C" __attribute__((visibility("default"))) const dkv_oracle_ops *dkv_orac
         dkv_twinHashes,
         dkv_twinVectors,
         oracle_cost,
+        oracle_gradients,
     };
     return &ops;
 }

@@ -169,7 +169,8 @@ int dkv_finalScores(dkv_device_oracle *o, const dkv_area *t, double *s, double *
 int dkv_scaleRows(dkv_device_oracle *o, int m, int d, const double *by, double *acc);
 int dkv_loadHead(dkv_device_oracle *o, int32_t kvh, int32_t format);
 
-int dkv_runTruth(dkv_device_oracle *o, bool bound);                  /* oracle_truth.cu */
+/* oracle_truth.cu; kernel_o NULL: forward and backward, else backward from this O and LSE. */
+int dkv_runTruth(dkv_device_oracle *o, bool bound, const void *kernel_o, const float *kernel_lse);
 int dkv_sumSink(dkv_device_oracle *o, const double *x, double *out); /* [hq, tq] -> [hq] */
 int dkv_boundHead(dkv_device_oracle *o);                             /* oracle_bound.cu: once a problem */
 int dkv_boundStart(dkv_device_oracle *o, const dkv_scene *s);        /* a block: before, after its dQ */

@@ -243,7 +243,25 @@ static int clear(dkv_device_oracle *o, int part, int id) {
     return 0;
 }
 
-int dkv_runTruth(dkv_device_oracle *o, bool bound) {
+/* O and LSE of a forward that ran elsewhere, as doubles. */
+__global__ void take_kernel(int64_t n_o, int64_t n_lse, int dtype, const void *from_o, const float *from_lse, double *o,
+                            double *lse) {
+    DKV_GRID_LOOP(e, n_o) o[e] = dkv_decodeOne(from_o, dtype, e);
+    DKV_GRID_LOOP(e, n_lse) lse[e] = (double)from_lse[e];
+}
+
+__global__ void row_lse_kernel(place w, dkv_rows r, const double *lse) {
+    DKV_GRID_LOOP(i, w.m) r.lse[i] = lse[lseOf(w, i)];
+}
+
+static int takeForward(dkv_device_oracle *o, dkv_scene *s) {
+    row_lse_kernel<<<dkv_blocksFor(s->m, 256), 256, 0, o->stream>>>(placeOf(o, s), o->r,
+                                                                   o->out[DKV_PART_TRUTH][DKV_LSE]);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
+int dkv_runTruth(dkv_device_oracle *o, bool bound, const void *kernel_o, const float *kernel_lse) {
     const bool grad = o->in.d_o != NULL;
     for (int part = DKV_PART_TRUTH; part <= (bound ? DKV_PART_BOUND : DKV_PART_TRUTH); part++)
         for (int id = 0; id < DKV_N_OUTPUTS; id++) DKV_TRY(clear(o, part, id));
@@ -251,6 +269,12 @@ int dkv_runTruth(dkv_device_oracle *o, bool bound) {
         for (double *x : {o->sink_t, o->sink_e, o->sink_s})
             DKV_TRY_CUDA(
                 cudaMemsetAsync(x, 0, sizeof(double) * (size_t)(o->l->view.tq * o->p->hq), o->stream));
+    if (kernel_o && o->count[DKV_O] > 0) {
+        take_kernel<<<dkv_blocksFor(o->count[DKV_O], 256), 256, 0, o->stream>>>(
+            o->count[DKV_O], o->count[DKV_LSE], o->p->dtype, kernel_o, kernel_lse, o->out[DKV_PART_TRUTH][DKV_O],
+            o->out[DKV_PART_TRUTH][DKV_LSE]);
+        DKV_TRY_CUDA(cudaGetLastError());
+    }
     if (bound && grad) DKV_TRY(dkv_boundHead(o));
     for (int32_t kvh = 0; kvh < o->p->hkv; kvh++) {
         dkv_scene s = {};
@@ -258,7 +282,7 @@ int dkv_runTruth(dkv_device_oracle *o, bool bound) {
         s.node = -1;
         DKV_TRY(dkv_loadHead(o, kvh, DUALKV_EXACT));
         while (dkv_nextScene(o, &s)) {
-            DKV_TRY(forwardBlock(o, &s, bound));
+            DKV_TRY(kernel_o ? takeForward(o, &s) : forwardBlock(o, &s, bound));
             if (bound) DKV_TRY(dkv_boundForward(o, &s));
             if (grad) DKV_TRY(backwardBlock(o, &s, bound));
         }

@@ -1,6 +1,6 @@
-/* plugin.cu: the kernels of libdualkv_cuda.so, as the public ABI has them: `cuda`, and `cuda-replicated`,
- * which is the same code on independent sequences. Host code only; what a launch needs is worked out from the
- * problem alone, so that `det` gives the same bits on every device of one instruction set. */
+/* plugin.cu: the kernels of libdualkv_cuda.so, as the public ABI has them: `cuda`, `cuda-replicated`, which is
+ * the same code on independent sequences, and `cuda-fp64` (fp64.cu). Host code only; what a launch needs is worked
+ * out from the problem alone, so that `det` gives the same bits on every device of one instruction set. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -253,7 +253,7 @@ static const dualkv_kernel replicated_kernel =
 
 extern "C" __attribute__((visibility("default"))) const dualkv_kernel *const *dualkv_kernels(uint32_t abi,
                                                                                              int *count) {
-    static const dualkv_kernel *const list[] = {&cuda_kernel, &replicated_kernel};
-    *count = abi == DUALKV_ABI ? 2 : 0;
+    static const dualkv_kernel *const list[] = {&cuda_kernel, &replicated_kernel, &dkv_fp64Kernel};
+    *count = abi == DUALKV_ABI ? 3 : 0;
     return abi == DUALKV_ABI ? list : NULL;
 }

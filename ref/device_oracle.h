@@ -90,6 +90,8 @@ typedef struct dkv_oracle_ops {
                        dkv_twin_vector *out);
     /* Seconds of device time so far, and products (2mnk) of dgemm. */
     int (*cost)(dkv_device_oracle *o, double *seconds, double *flops);
+    /* The truth's backward alone, from O and LSE as a kernel's forward left them (as for twin): a backward kernel. */
+    int (*gradients)(dkv_device_oracle *o, const void *kernel_o, const float *kernel_lse);
 } dkv_oracle_ops;
 
 typedef const dkv_oracle_ops *(*dkv_oracle_ops_fn)(void);

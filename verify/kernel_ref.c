@@ -7,7 +7,7 @@
 #include "../ref/dtype.h"
 #include "../ref/reference.h"
 #include "kernel.h"
-#include "view.h"
+#include "../ref/view.h"
 
 typedef struct instance {
     int replicated; /* the naive reference on replicated sequences */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "case.h"
-#include "view.h"
+#include "../ref/view.h"
 
 static dkv_outcome harness(dkv_side *s, const dkv_err *err) {
     snprintf(s->w->why, sizeof s->w->why, "%s", err->text);
