@@ -81,7 +81,7 @@ $(B)/testkernels/hostile_%.so: verify/testkernels/hostile.c ref/dualkv_kernel.h
 
 # A device in host memory, whose streams run when they are waited for, and a kernel on it.
 TESTKERNELS += $(B)/testkernels/fake_cuda.so
-$(B)/testkernels/fake_cuda.so: verify/testkernels/fake_cuda.c $(B)/libdualkv.a
+$(B)/testkernels/fake_cuda.so: verify/testkernels/fake_cuda.c verify/testkernels/fake_oracle.c $(B)/libdualkv.a
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(filter-out -MMD -MP,$(CFLAGS)) -shared $(LDFLAGS) $^ $(LDLIBS) -Wl,-Bsymbolic -o $@
 

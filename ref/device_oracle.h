@@ -92,6 +92,8 @@ typedef struct dkv_oracle_ops {
     int (*cost)(dkv_device_oracle *o, double *seconds, double *flops);
     /* The truth's backward alone, from O and LSE as a kernel's forward left them (as for twin): a backward kernel. */
     int (*gradients)(dkv_device_oracle *o, const void *kernel_o, const float *kernel_lse);
+    /* After twin: dkv_oracle's lse_rows and lse_alike. */
+    int (*lseRows)(dkv_device_oracle *o, int64_t *rows, int64_t *alike);
 } dkv_oracle_ops;
 
 typedef const dkv_oracle_ops *(*dkv_oracle_ops_fn)(void);

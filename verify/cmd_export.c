@@ -15,7 +15,7 @@
 #include "case.h"
 #include "cli.h"
 #include "select.h"
-#include "view.h"
+#include "../ref/view.h"
 
 typedef struct job {
     const dkv_cli *cli;

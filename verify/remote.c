@@ -40,6 +40,7 @@ int dkv_openRemote(dkv_remote *r, dkv_oracle_mode mode, const char *plugin, doub
     dkv_kernel_spec spec = {.name = "oracle", .text = "the oracle on the device"};
     memset(r, 0, sizeof *r);
     r->mode = mode;
+    r->least = CPU_SECONDS;
     pthread_mutex_init(&r->lock, NULL);
     if (plugin) snprintf(spec.path, sizeof spec.path, "%s", plugin);
     else if (!dkv_findBeside(DKV_CUDA_PLUGIN, spec.path, sizeof spec.path)) {
@@ -65,7 +66,7 @@ void dkv_closeRemote(dkv_remote *r) {
 bool dkv_wantsRemote(const dkv_remote *r, const dkv_problem *p, bool on_device, int threads) {
     if (!r || r->mode == DKV_ORACLE_CPU) return false;
     if (r->mode != DKV_ORACLE_AUTO) return true;
-    return on_device && workOf(p) * CPU_PASSES > CPU_RATE * CPU_SECONDS * (threads > 1 ? threads : 1);
+    return on_device && workOf(p) * CPU_PASSES > CPU_RATE * r->least * (threads > 1 ? threads : 1);
 }
 
 void dkv_freeRemoteOracle(dkv_remote_oracle *o) {
@@ -137,6 +138,8 @@ static int readAnswer(dkv_remote_oracle *out, dkv_err *err) {
         }
     }
     for (int id = 0; id < DKV_N_OUTPUTS; id++) out->oracle.has_twin[id] = h->has_twin[id] != 0;
+    out->oracle.lse_rows = h->lse_rows;
+    out->oracle.lse_alike = h->lse_alike;
     return 0;
 }
 

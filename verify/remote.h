@@ -27,6 +27,7 @@ typedef struct dkv_remote {
     dkv_oracle_mode mode;
     pthread_mutex_t lock;
     dkv_worker worker;
+    double least;  /* auto: seconds on the CPU from which on the device is asked */
     bool absent;   /* there is no plugin or no device; not asked again */
     char why[512]; /* of that */
 } dkv_remote;

@@ -85,6 +85,11 @@ int dkv_compareOracles(const dkv_problem *p, const dkv_layout *l, const dkv_inpu
         if (rc || !twin || n[id] == 0) continue;
         if (cpu->has_twin[id] != device->has_twin[id])
             rc = dkv_fail(err, DKV_EHARNESS, "the oracles disagree: only one of them has a twin of %s", dkv_tensorName(t));
+        else if (id == DKV_LSE && (cpu->lse_rows != device->lse_rows || cpu->lse_alike != device->lse_alike))
+            rc = dkv_fail(err, DKV_EHARNESS,
+                          "the oracles disagree: %" PRId64 " rows of LSE that err alike %" PRId64 " times, %" PRId64
+                          " and %" PRId64 " on the device",
+                          cpu->lse_rows, cpu->lse_alike, device->lse_rows, device->lse_alike);
         else if (cpu->has_twin[id]) rc = compareTwin(t, n[id], cpu, device, err);
     }
     dkv_freeOracle(&allowed);
