@@ -485,7 +485,9 @@ void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *op
     memset(out, 0, sizeof *out);
     snprintf(out->kernel, sizeof out->kernel, "%s", w->spec.text);
     out->level = options->level;
+    if (!options->nested) w->tail[w->tail_n = 0] = 0;
     runStages(&c, w);
+    snprintf(out->printed, sizeof out->printed, "%s", w->tail);
     out->gpu = w->gpu;
     dkv_freeCase(&c);
     out->seconds = now() - start;

@@ -64,6 +64,7 @@ typedef struct dkv_result {
     double peer[DKV_N_OUTPUTS]; /* rms error over the peer's; 0: not there */
     dkv_finding finding[DKV_CHECKS_MAX];
     dkv_strength strength;
+    char printed[DKV_WORKER_TAIL + 1]; /* the last that the kernel's process printed in this case */
     int32_t absent; /* outputs that the kernel does not give: bits 1 << dkv_tensor_id; not judged */
     char file[DKV_CASE_NAME_MAX + 16], file_hash[65]; /* the case's file, if it has one, and its SHA-256 */
 } dkv_result;

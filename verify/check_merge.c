@@ -129,7 +129,7 @@ void dkv_checkMerge(dkv_case *c, dkv_finding *f) {
     dkv_tally t = {0};
     bool shifts = c->p->alibi || (c->p->mask != DUALKV_CAUSAL && c->p->mask != DUALKV_FULL && c->p->mask != DUALKV_PREFIX);
     int32_t at = shifts ? -1 : findResponse(c->p); /* masks over positions would see other keys */
-    if (at < 0 || !dkv_worthDeriving(c, "merge")) return;
+    if (at < 0 || c->kernel.d.absent & 1 << DKV_LSE || !dkv_worthDeriving(c, "merge")) return;
     int rc = makeParts(c, at, &p, &err);
     if (!rc) rc = dkv_beginDerived(c, &p, &d, &err);
     if (rc < 0 || rc > 1) dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_HARNESS_ERROR, "%.300s", err.text);

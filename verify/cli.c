@@ -29,6 +29,8 @@ typedef struct option {
 static const option options[] = {
     {"--kernel", "-k", "SPEC", "kernel under test; may be given again", KERNEL, 0, 0, 0,
      RUNS | TRIES | DKV_CMD_BENCH},
+    {"--convention", NULL, "NAME", "how functions of Python files are called: `dualkv list conventions`", WORD,
+     FIELD(convention), 0, 0, RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_INIT},
     {"--json", NULL, "FILE", "write one JSON object a case (`-`: stdout)", WORD, FIELD(json), 0, 0,
      RUNS | DKV_CMD_POWER | DKV_CMD_BENCH},
     {"--jobs", "-j", "N", "cases at a time (default: as many as cores)", COUNT, FIELD(jobs), 1, 4096,
@@ -166,6 +168,16 @@ static int parseOption(unsigned command, int left, char **argv, uint64_t *given,
     return unknownOption(command, word, len, err);
 }
 
+/* --convention is an option of every Python kernel that has none of its own: so it is in records and replay lines. */
+static int addConvention(const dkv_cli *cli, dkv_kernel_spec *spec, dkv_err *err) {
+    char text[2 * DKV_SPEC_MAX];
+    if (!cli->convention || spec->kind != DKV_SPEC_PYTHON || strstr(spec->options, "convention=")) return 0;
+    if (strcspn(cli->convention, "+,= ") != strlen(cli->convention) || !cli->convention[0])
+        return dkv_fail(err, DKV_EUSER, "--convention: '%.80s' is not a name", cli->convention);
+    snprintf(text, sizeof text, "%s+convention=%.80s", spec->text, cli->convention);
+    return dkv_parseKernelSpec(text, spec, err);
+}
+
 int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err *err) {
     int rc = 0, used = 1;
     bool plain = false; /* after `--` */
@@ -185,6 +197,8 @@ int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err 
     }
     for (int k = 0; k < out->n_kernels && !rc; k++)
         if (out->kernels[k].kind == DKV_SPEC_FILES) rc = dkv_setFilesDir(out->kernels[k].path, err);
+    for (int k = 0; k < out->n_kernels && !rc; k++) rc = addConvention(out, &out->kernels[k], err);
+    if (!rc && out->has_peer) rc = addConvention(out, &out->peer, err);
     if (!rc && out->files) rc = dkv_setFilesDir(out->files, err);
     return rc;
 }

@@ -22,12 +22,14 @@ enum {
     DKV_CMD_SHRINK = 512,
     DKV_CMD_POWER = 1024,
     DKV_CMD_EXPORT = 2048,
-    DKV_CMD_IMPORT = 4096
+    DKV_CMD_IMPORT = 4096,
+    DKV_CMD_INIT = 8192
 };
 
 typedef struct dkv_cli {
     dkv_kernel_spec kernels[DKV_KERNELS_MAX];
     int n_kernels;
+    const char *convention;
     const char *json, *markdown, *waivers, *files;
     const char *judge;                  /* --oracle of check */
     const char *out, *outputs, *layout; /* of export, import */
@@ -70,6 +72,7 @@ int dkv_cmdVersion(const dkv_cli *cli);
 int dkv_cmdHelp(const dkv_cli *cli);
 int dkv_cmdExport(const dkv_cli *cli);
 int dkv_cmdImport(const dkv_cli *cli);
+int dkv_cmdInit(const dkv_cli *cli);
 int dkv_cmdFuzz(const dkv_cli *cli); /* this and the next two: fuzz/ */
 int dkv_cmdShrink(const dkv_cli *cli);
 int dkv_cmdPower(const dkv_cli *cli);

@@ -29,6 +29,7 @@ typedef struct show {
     bool colour, bar, every; /* every: say passed cases, too */
     bool suite;              /* lines of suites: judged together for what they had the power to see */
     bool several;            /* kernels: name them */
+    bool printed;            /* what a kernel printed was shown */
     dkv_waivers waivers;
     long waived[DKV_ST_N], expired; /* defects that are excused; waivers that are over */
     refusal refused[REASONS_MAX];   /* the last: all further reasons */
@@ -93,11 +94,25 @@ static void sayStatistics(const show *s, const dkv_result *r) {
     sayOracle(r, f);
 }
 
+/* What the kernel's process printed, of a case that did not come through: a traceback, most often. The first one of a run,
+ * or all of them. */
+static void sayPrinted(show *s, const dkv_result *r) {
+    if (!r->printed[0] || (s->printed && !s->cli->verbose)) return;
+    if (r->status != DKV_ST_NOT_RUN && r->status != DKV_ST_CRASHED && r->status != DKV_ST_TIMEOUT) return;
+    s->printed = true;
+    fprintf(s->out, "  it printed:\n    ");
+    for (const char *c = r->printed; *c; c++) {
+        if (*c == '\n' && c[1]) fprintf(s->out, "\n    ");
+        else if (*c != '\n') fputc((unsigned char)*c < 32 || (unsigned char)*c > 126 ? '?' : *c, s->out);
+    }
+    fprintf(s->out, "\n");
+}
+
 static void clearBar(const show *s) {
     if (s->bar) fprintf(stderr, "\r\033[K");
 }
 
-static void sayCase(const show *s, const dkv_result *r) {
+static void sayCase(show *s, const dkv_result *r) {
     char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX), margin[120], sees[200];
     const dkv_status_row *row = dkv_statusRow(r->status);
     bool told = s->every || (r->status != DKV_ST_PASSED && r->status != DKV_ST_UNSUPPORTED);
@@ -120,6 +135,7 @@ static void sayCase(const show *s, const dkv_result *r) {
         dkv_replayCommand(r->line, r->kernel, replay, DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
         fprintf(s->out, "  replay: %s\n", replay);
     }
+    sayPrinted(s, r);
     if (s->cli->verbose) sayStatistics(s, r);
     fflush(s->out);
     free(replay);

@@ -9,6 +9,7 @@
 #include "../ref/problem.h"
 #include "case.h"
 #include "cli.h"
+#include "pyhost.h"
 #include "version.h"
 #include "worker.h"
 
@@ -47,13 +48,20 @@ static const char *nthStatus(int i, const char **help) {
     return s->name;
 }
 
+static const char *nthConvention(int i, const char **help) {
+    static dkv_convention c;
+    if (!dkv_listConvention(i, &c)) return NULL;
+    *help = c.doc;
+    return c.name;
+}
+
 static const struct {
     const char *what;
     const char *(*nth)(int i, const char **help);
 } lists[] = {{"kernels", nthKernel}, {"masks", dkv_listMask}, {"fills", dkv_listFill},
              {"checks", nthCheck},   {"faults", nthFault},    {"suites", nthSuite},
-             {"keys", dkv_listKey},  {"statuses", nthStatus}};
-#define LIST_NAMES "kernels, masks, fills, checks, faults, suites, keys, statuses, device"
+             {"keys", dkv_listKey},  {"statuses", nthStatus}, {"conventions", nthConvention}};
+#define LIST_NAMES "kernels, masks, fills, checks, faults, suites, keys, statuses, conventions, device"
 enum { N_LISTS = sizeof lists / sizeof lists[0] };
 
 /* One unit and type of the probe (cuda/probe.cu): the loss per step where its chain was longest. */

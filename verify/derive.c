@@ -165,6 +165,7 @@ void dkv_compareElements(const dkv_case *c, const dkv_case *other, const dkv_out
     const double *was = dkv_outputAt(&c->got, id), *now = dkv_outputAt(got, id);
     const double *truth = dkv_outputAt(&a->truth, id), *bound = dkv_outputAt(&a->bound, id);
     const double *truth2 = dkv_outputAt(&b->truth, id), *bound2 = dkv_outputAt(&b->bound, id);
+    if (c->kernel.d.absent >> id & 1) return;
     for (int64_t i = 0; was && now && i < n; i++) {
         int64_t x = at + i, y = to + i;
         if (!isClaimed(c, id, truth[x], bound[x]) || !isClaimed(c, id, truth2[y], bound2[y])) continue;

@@ -201,6 +201,9 @@ static int validate(const char *label, const dualkv_kernel *k, dualkv_kernel *co
     if (missing) return dkv_fail(err, DKV_EUSER, "kernel '%s': %s is NULL in its table", label, missing);
     if (copy->memory != DUALKV_HOST && copy->memory != DUALKV_CUDA)
         return dkv_fail(err, DKV_EUSER, "kernel '%s': unknown memory space %d", label, copy->memory);
+    if (copy->absent & ~0x3F)
+        return dkv_fail(err, DKV_EUSER, "kernel '%s': absent outputs 0x%x: there are six, bits 0 to 5", label,
+                        (unsigned)copy->absent);
     int32_t a = copy->alignment;
     if (a < 1 || a > 4096 || (a & (a - 1)))
         return dkv_fail(err, DKV_EUSER, "kernel '%s': alignment %d is not a power of two up to 4096",

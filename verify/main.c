@@ -14,7 +14,7 @@ static const dkv_command commands[] = {
     {"check", DKV_CMD_CHECK, true, "[LINE|SUITE...] --kernel K", "judge a kernel on problem lines or suites",
      "LINE is a problem line, quoted or as several key=value words; SUITE a name of `dualkv list suites`,\n"
      "or a file of lines (a path: ./NAME). Without any: suite smoke. K is a name of `dualkv list kernels` or\n"
-     "PATH.so[:NAME]; its options follow as +KEY=VALUE or +FLAG. files:DIR is a suite (every case of the\n"
+     "PATH.so[:NAME] or PATH.py:FUNCTION; its options follow as +KEY=VALUE or +FLAG. files:DIR is a suite (every case of the\n"
      "folder) and a kernel (the outputs in it). Exit: 0 passed, 1 a defect, 2 bad input, 3 nothing ran (all\n"
      "refused), 4 inconclusive.\n",
      dkv_cmdCheck},
@@ -25,8 +25,10 @@ static const dkv_command commands[] = {
      "FILE holds problem lines, or records (then their kernels are used, unless --kernel is given).\n"
      "--bisect: cases that say nothing give 125, bad input 128, as `git bisect run` wants.\n",
      dkv_cmdReplay},
-    {"list", DKV_CMD_LIST, false, "kernels|masks|fills|checks|faults|suites|keys|statuses|device",
-     "what there is, one a line", "keys: the words of a problem line; statuses: with their exit codes.\n",
+    {"list", DKV_CMD_LIST, false, "kernels|masks|fills|checks|faults|suites|keys|statuses|conventions|device",
+     "what there is, one a line",
+     "keys: the words of a problem line; statuses: with their exit codes; conventions: how functions of Python files\n"
+     "are called.\n",
      dkv_cmdList},
     {"bench", DKV_CMD_BENCH, false, "--kernel K LINE|SUITE... [--oracle]", "time a kernel, useful FLOPs only",
      "On a CPU, GFLOP/s beside those of dgemm in the same run; on a GPU, by its own clock, fresh inputs of the\n"
@@ -51,6 +53,9 @@ static const dkv_command commands[] = {
      "LINE: for files that have none in their metadata. With q, k, v and no `generator` in the metadata a file is\n"
      "a captured case: its inputs are its own, and its line is fill=file:NAME.\n",
      dkv_cmdImport},
+    {"init", DKV_CMD_INIT, false, "FILE.py:FUNCTION [--convention NAME]", "a Python kernel to start from, which passes",
+     "Writes FILE.py, never over one that is there. Convention packed (the default) needs NumPy alone, others torch.\n",
+     dkv_cmdInit},
     {"version", DKV_CMD_VERSION, false, "", "what was built, by what", "", dkv_cmdVersion},
     {"help", DKV_CMD_HELP, false, "[--all] [COMMAND]", "this page, or a command's", "", dkv_cmdHelp},
 };

@@ -27,6 +27,32 @@ int dkv_findPackage(char *path, size_t n) {
     return 0;
 }
 
+/* Field `n` of a row "a | b | c", without the spaces around it. */
+static void takeField(const char *row, int n, char *out, size_t size) {
+    for (; n > 0 && row; n--) row = strchr(row, '|') ? strchr(row, '|') + 1 : NULL;
+    row = row ? row + strspn(row, " ") : "";
+    size_t len = strcspn(row, "|\n");
+    while (len > 0 && row[len - 1] == ' ') len--;
+    snprintf(out, size, "%.*s", (int)len, row);
+}
+
+int dkv_listConvention(int i, dkv_convention *out) {
+    char path[PATH_MAX], row[512];
+    if (!dkv_findPackage(path, sizeof path - 32)) return 0;
+    strcat(path, "/dualkv/conventions.txt");
+    FILE *f = fopen(path, "re");
+    int found = 0;
+    while (f && !found && fgets(row, sizeof row, f)) {
+        if (row[0] == '#' || row[0] == '\n' || i-- > 0) continue;
+        takeField(row, 0, out->name, sizeof out->name);
+        takeField(row, 1, out->layout, sizeof out->layout);
+        takeField(row, 3, out->doc, sizeof out->doc);
+        found = 1;
+    }
+    if (f) fclose(f);
+    return found;
+}
+
 /* ---- the interpreter ---- */
 
 static char interpreter[PATH_MAX], trouble[300];

@@ -11,6 +11,13 @@ int dkv_findPackage(char *path, size_t n);
  * once; the answer is kept. DKV_EUSER where none can. */
 int dkv_findPython(const char **program, dkv_err *err);
 
+/* A calling convention: a line of dualkv/conventions.txt. */
+typedef struct dkv_convention {
+    char name[32], layout[16], doc[200];
+} dkv_convention;
+/* The i-th; 0 past the end, or where there is no package. */
+int dkv_listConvention(int i, dkv_convention *out);
+
 typedef struct dkv_command_line {
     char *argv[9], **envp; /* NULL-terminated */
     char *owned[4];

@@ -97,6 +97,7 @@ static dkv_outcome describe(state *s, const dkv_request *q, dkv_reply *r) {
     d->replicated = k->replicated;
     d->has_backward = k->backward != NULL;
     d->counts_launches = k->launches != NULL;
+    d->absent = k->absent;
     const char *reason = k->refuses(s->kernel.self, s->view);
     if (reason) {
         d->refused = 1;

@@ -133,21 +133,21 @@ class Function:
 
     What is not among the spec's `options` is an attribute of the function (``fn.convention = "sdpa"``; also ``device``,
     ``arrays``, ``lse``, ``deterministic``, ``backward``, ``refuses``), or, for the convention, ``CONVENTION`` in its module.
-    ``refuses(problem)`` returns None or the reason why a problem is not supported.
+    ``refuses(problem)`` returns None or the reason why a problem is not supported. `convention`: where nothing else says.
     """
 
     def __init__(self, function: Any, backward: Any = None, options: dict[str, str] | None = None,
-                 name: str = "", torch_seen: bool = False):
+                 name: str = "", torch_seen: bool = False, convention: str | None = None):
         if not callable(function):
             raise SpecError(f"{name or function!r} is not a function")
         self.function, self.options = function, dict(options or {})
         self.name = name or getattr(function, "__name__", "function")
         files = [getattr(getattr(inspect.unwrap(f), "__code__", None), "co_filename", "") for f in (function, backward)]
         self.files = [f for f in files if f]
-        own = getattr(function, "backward", None)
+        own = getattr(function, "backward", None)  # a function, or True or False
         self.backward = backward if backward is not None else own if callable(own) else None
         self.refuses = self._attribute("refuses")
-        self._choose_convention()
+        self._choose_convention(convention)
         self._choose_arrays(torch_seen)
         takes = _taker(function)
         for word in self.row.always:
@@ -156,7 +156,7 @@ class Function:
         self.lse = self._yes("lse", self.convention.lse or takes("return_lse"))
         self.takes_out = takes("out") and self.convention.name in ("packed", "flash-varlen")
         self.deterministic = self._yes("deterministic", False)
-        self.has_backward = self._yes("backward", self.backward is not None or self.torch)
+        self.has_backward = self._yes("backward", own is not False and (self.backward is not None or self.torch))
         if self.has_backward and self.backward is None and not self.torch:
             raise SpecError(f"{self.name} has no backward: {self.name}_backward, or {self.name}.backward")
         self.alignment = int(self._choice("align", "1", None))
@@ -184,9 +184,9 @@ class Function:
             return default
         return self._choice(name, "yes" if default else "no", ("yes", "no")) == "yes"
 
-    def _choose_convention(self) -> None:
+    def _choose_convention(self, default: str | None) -> None:
         rows = {n.name: n for n in conventions.names()}
-        module = getattr(inspect.unwrap(self.function), "__globals__", {}).get("CONVENTION", "packed")
+        module = default or getattr(inspect.unwrap(self.function), "__globals__", {}).get("CONVENTION", "packed")
         self.convention = rows[self._choice("convention", str(module), list(rows))]
         self.row = conventions.TABLE[self.convention.name]
         if "packing" in self.options and self.options["packing"] not in conventions.PACKINGS:

@@ -43,7 +43,8 @@ def find(path: str, name: str, options: str) -> Function:
     if function is None:
         there = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
         raise SpecError(f"{path} has no '{name}'" + (f" (it has {', '.join(there[:8])})" if there else ""))
-    return Function(function, getattr(module, f"{name}_backward", None), chosen, name, "torch" in sys.modules)
+    return Function(function, getattr(module, f"{name}_backward", None), chosen, name, "torch" in sys.modules,
+                    getattr(module, "CONVENTION", None))
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,18 @@
+"""my_attention: a kernel for `dualkv check --kernel THIS_FILE:my_attention`. It is right; make it yours.
+
+Packed: q [1, H, Tq, D], k, v [1, Hkv, Tk, D]; `block_mask` says what each row of prompt and responses sees. On a CPU
+FlexAttention has no backward (grad=off lines are judged there); with a GPU wrap it in torch.compile.
+"""
+
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+CONVENTION = "flex"
+COMPILED = torch.compile(flex_attention) if torch.cuda.is_available() else flex_attention
+
+
+def my_attention(q, k, v, block_mask, score_mod=None, scale=None, enable_gqa=False):
+    return COMPILED(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=enable_gqa)
+
+
+my_attention.backward = torch.cuda.is_available()
