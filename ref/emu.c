@@ -35,12 +35,31 @@ static int parseOption(dkv_emu *e, const char *word, char *err, size_t n) {
     if (!strncmp(word, "bn=", 3)) return parseTile(word, word + 3, &e->bn, err, n);
     if (!strncmp(word, "acc=", 4)) return parseChoice(word, word + 4, "rn", "tc", &e->tc, err, n);
     if (!strncmp(word, "order=", 6)) return parseChoice(word, word + 6, "up", "down", &e->down, err, n);
+    if (!strcmp(word, "undeclared")) {
+        e->undeclared = 1;
+        return 0;
+    }
+    if (!strcmp(word, "p=normalised")) {
+        e->p_normalised = 1;
+        return 0;
+    }
+    if (!strncmp(word, "p=", 2)) return parseChoice(word, word + 2, "rounded", "exact", &e->p_exact, err, n);
+    if (!strncmp(word, "delta=", 6))
+        return parseChoice(word, word + 6, "rounded", "exact", &e->delta_exact, err, n);
+    if (!strncmp(word, "partials=", 9))
+        return parseChoice(word, word + 9, "exact", "low", &e->partials, err, n);
+    if (!strncmp(word, "scores=", 7))
+        return parseChoice(word, word + 7, "exact", "low", &e->low_scores, err, n);
+    if (!strncmp(word, "in=", 3)) return parseChoice(word, word + 3, "exact", "tf32", &e->tf32, err, n);
     if (!strncmp(word, "fault=", 6)) {
         e->fault = (int)dkv_findFault(word + 6);
         if (e->fault == F_NONE) snprintf(err, n, "emu: %s: no such fault (see: dualkv list faults)", word);
         return e->fault == F_NONE ? -1 : 0;
     }
-    snprintf(err, n, "emu: unknown option '%s' (bm=N, bn=N, acc=rn|tc, order=up|down, fault=ID)", word);
+    snprintf(err, n,
+             "emu: unknown option '%s' (bm=N, bn=N, acc=rn|tc, order=up|down, p=rounded|normalised|exact, "
+             "delta=rounded|exact, partials=exact|low, scores=exact|low, in=exact|tf32, undeclared, fault=ID)",
+             word);
     return -1;
 }
 
@@ -91,6 +110,10 @@ static const char *emuRefuses(void *self, const dualkv_problem *p) {
         why = "alibi without slopes";
     else if (e->tc && p->dtype == DUALKV_FP32)
         why = "acc=tc takes 16-bit operands";
+    else if (e->tf32 && p->dtype != DUALKV_FP32)
+        why = "in=tf32 takes fp32 operands";
+    else if (e->p_exact && e->tc)
+        why = "acc=tc takes P rounded to 16 bit";
     if (!why) return NULL;
     snprintf(e->why, sizeof e->why, "emu: %s", why);
     return e->why;
@@ -100,19 +123,23 @@ static const char *emuRefuses(void *self, const dualkv_problem *p) {
  * by less than 2^-23 (20 * 2^-25); expected loss on sums of one sign 1.68 * 2^-24 (tolerance page). */
 static void emuArithmetic(void *self, const dualkv_problem *p, dualkv_arithmetic *a) {
     const dkv_emu *e = self;
-    int32_t low = p->dtype == DUALKV_FP32 ? DUALKV_EXACT : p->dtype;
-    a->declared = 1;
+    int32_t sixteen = p->dtype == DUALKV_FP32 ? DUALKV_EXACT : p->dtype;
+    int32_t low = e->tf32 ? DUALKV_TF32 : e->p_exact ? DUALKV_EXACT : sixteen;
+    a->declared = !e->undeclared;
+    if (e->undeclared) return;
     a->unit = 0x1p-24;
     a->acc_unit = e->tc ? 0x1.4p-21 : 0x1p-24;
     a->acc_truncates = e->tc;
     a->acc_step = e->tc ? 16 : 1;
     a->acc_gain = e->tc ? 1.68 * 0x1p-24 : 0.0;
     a->acc_fold = 0;
-    a->in_format = a->s_format = a->partial_format = DUALKV_EXACT;
+    a->in_format = e->tf32 ? DUALKV_TF32 : DUALKV_EXACT;
+    a->s_format = e->low_scores ? sixteen : DUALKV_EXACT;
+    a->partial_format = e->partials ? sixteen : DUALKV_EXACT;
     a->p_format = a->ds_format = low;
     a->out_format = p->dtype;
-    a->p_normalised = 0;
-    a->delta_exact = 0;
+    a->p_normalised = e->p_normalised;
+    a->delta_exact = e->delta_exact;
     a->key_tile = e->bn;
     a->key_order = e->down;
     a->exp_error = DKV_EMU_EXP_ERROR;

@@ -4,7 +4,10 @@
  *   emu-replicated  the same arithmetic, standard attention on the replicated layout: the same-precision peer
  *
  * Options: bm=N, bn=N (query and key tile, default 64), acc=rn|tc (fp32 accumulation one product a step to
- * nearest; or the tensor core's k16 truncating sum), order=up|down, fault=ID (one planted fault, table in
+ * nearest; or the tensor core's k16 truncating sum), order=up|down, p=rounded|normalised|exact (P and dS rounded
+ * to the problem's type; P divided by its sum first; kept in fp32), delta=rounded|exact (from O rounded or not),
+ * partials=exact|low (dK, dV of a query head rounded), scores=exact|low (scores and dP rounded), in=exact|tf32
+ * (operands, P and dS), undeclared (it says nothing about its arithmetic), fault=ID (one planted fault, table in
  * emu_fault.h). */
 #ifndef DKV_EMU_H
 #define DKV_EMU_H

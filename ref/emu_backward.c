@@ -18,6 +18,8 @@ typedef struct backward {
     float *sum_k, *sum_v; /* its gradients: [bn, ldq], [bn, ldv] */
     float *q, *d_o;       /* the query tile: [bm, ldq], [bm, ldv] */
     float *s, *ds, *cap;  /* [bm, ldk]: scores, then P; dP, then dS; tanh(s/softcap) */
+    float *exact_o;       /* [tq, hq, dv]: O before its rounding, or NULL */
+    float *all_k, *all_v; /* partials=low: sums over query heads so far, as sum_k and sum_v */
 } backward;
 
 size_t dkv_emuWorkspace(const dualkv_problem *p) {
@@ -49,6 +51,7 @@ static float computeDelta(const backward *b, int64_t row, int h) {
     const int fault = b->e->fault;
     float o[256], d_o[256], sum = 0.0f;
     dkv_emuLoad(p, b->l->o, h, row, 1, p->tq, p->dv, o, 256, 0);
+    if (b->exact_o) memcpy(o, b->exact_o + (row * p->hq + h) * p->dv, (size_t)p->dv * sizeof *o);
     loadGradient(b, h, row, 1, d_o, 256);
     for (int c = 0; c < p->dv; c++) {
         sum += d_o[c] * o[c];
@@ -95,8 +98,8 @@ static void gradientRow(backward *b, const dkv_emuTile *t, int i) {
         const float *th = b->cap + (int64_t)i * b->ldk;
         for (int c = 0; c < n; c++) ds[c] *= 1.0f - th[c] * th[c];
     }
-    dkv_emuRound(x, n, p->dtype);
-    dkv_emuRound(ds, n, p->dtype);
+    dkv_emuRoundP(b->e, p, x, n);
+    dkv_emuRoundP(b->e, p, ds, n);
 }
 
 static void backwardTile(backward *b, const dkv_emuTile *t) {
@@ -110,11 +113,15 @@ static void backwardTile(backward *b, const dkv_emuTile *t) {
     dkv_emuLoad(p, b->l->q, t->h, row, m, row + t->m, p->dqk, b->q, b->ldq, 0);
     memset(b->d_o, 0, (size_t)m * b->ldv * sizeof *b->d_o);
     loadGradient(b, t->h, row, t->m, b->d_o, b->ldv);
+    dkv_emuRoundIn(b->e, b->q, (int64_t)m * b->ldq);
+    dkv_emuRoundIn(b->e, b->d_o, (int64_t)m * b->ldv);
     memset(b->s, 0, (size_t)m * ldk * sizeof *b->s);
     memset(b->ds, 0, (size_t)m * ldk * sizeof *b->ds);
     dkv_emuMultiply(&(dkv_emuProduct){tc, m, bn, p->dqk, b->q, b->ldq, 1, b->kt, ldk, b->s, ldk});
     dkv_emuMultiply(&(dkv_emuProduct){tc, m, bn, p->dv, b->d_o, b->ldv, 1, b->vt, ldk, b->ds, ldk});
     dkv_emuScores(b->e, &whole, b->s, b->cap, ldk);
+    dkv_emuRoundScores(b->e, p, b->s, (int64_t)m * ldk);
+    dkv_emuRoundScores(b->e, p, b->ds, (int64_t)m * ldk);
     for (int i = 0; i < m; i++) gradientRow(b, t, i);
     /* Columns past the range are left out of all three products: a limited context may end in the middle of a
      * tile. */
@@ -202,12 +209,24 @@ static void storeKeys(backward *b, int segment, int kvh, int64_t c0, int n) {
         to += (b->e->bn - p->segments[i].k_len % b->e->bn) % b->e->bn;
     for (int j = 0; j < n && to + j < p->tk; j++) {
         float *dk = b->sum_k + (int64_t)j * b->ldq, *dv = b->sum_v + (int64_t)j * b->ldv;
-        for (int c = 0; c < p->dqk; c++) dk[c] *= p->scale;
+        for (int c = 0; c < p->dqk && !b->e->partials; c++) dk[c] *= p->scale;
         if (fault == F_X11) dkv_faultCut(p, dk, p->dqk), dkv_faultCut(p, dv, p->dv);
         dkv_emuStore(p, b->l->dk, kvh, to + j, p->dqk, dk);
         dkv_emuStore(p, b->l->dv, kvh, to + j, p->dv, dv);
         if (fault == F_Y20 && to + j == p->tk - 1) dkv_emuStore(p, b->l->dv, kvh, p->tk, p->dv, dv);
     }
+}
+
+/* The j-th query head's dK, scaled, and dV, rounded and added to those before; what the sums start from next. */
+static void takePartial(backward *b, int j, int last) {
+    const int64_t nk = (int64_t)b->e->bn * b->ldq, nv = (int64_t)b->e->bn * b->ldv;
+    for (int64_t i = 0; i < nk; i++) b->sum_k[i] *= b->p->scale;
+    dkv_emuRound(b->sum_k, nk, b->p->dtype);
+    dkv_emuRound(b->sum_v, nv, b->p->dtype);
+    for (int64_t i = 0; i < nk; i++) b->all_k[i] = j ? b->all_k[i] + b->sum_k[i] : b->sum_k[i];
+    for (int64_t i = 0; i < nv; i++) b->all_v[i] = j ? b->all_v[i] + b->sum_v[i] : b->sum_v[i];
+    for (int64_t i = 0; i < nk; i++) b->sum_k[i] = last ? b->all_k[i] : 0.0f;
+    for (int64_t i = 0; i < nv; i++) b->sum_v[i] = last ? b->all_v[i] : 0.0f;
 }
 
 static void ownKeyTile(backward *b, int segment, int kvh, int64_t c0) {
@@ -218,6 +237,9 @@ static void ownKeyTile(backward *b, int segment, int kvh, int64_t c0) {
     dkv_emuLoad(p, b->l->k, kvh, from, bn, end, p->dqk, b->k, b->ldq, 0);
     dkv_emuLoad(p, b->l->k, kvh, from, bn, end, p->dqk, b->kt, b->ldk, 1);
     dkv_emuLoad(p, b->l->v, kvh, from, bn, end, p->dv, b->vt, b->ldk, 1);
+    dkv_emuRoundIn(b->e, b->k, (int64_t)bn * b->ldq);
+    dkv_emuRoundIn(b->e, b->kt, (int64_t)p->dqk * b->ldk);
+    dkv_emuRoundIn(b->e, b->vt, (int64_t)p->dv * b->ldk);
     memset(b->sum_k, 0, (size_t)bn * b->ldq * sizeof *b->sum_k);
     memset(b->sum_v, 0, (size_t)bn * b->ldv * sizeof *b->sum_v);
     for (int j = 0; j < g; j++) {
@@ -228,6 +250,7 @@ static void ownKeyTile(backward *b, int segment, int kvh, int64_t c0) {
             walkRows(b, &p->segments[i], seen, h, c0);
             if (b->e->fault == F_E1 && s->depth == 0 && i > segment) scaleSums(b, 1.0f, dkv_fault16(p));
         }
+        if (b->e->partials) takePartial(b, j, j == g - 1);
     }
     storeKeys(b, segment, kvh, c0, n);
 }
@@ -293,7 +316,16 @@ int dkv_emuBackward(dkv_emu *e, const dualkv_launch *l) {
     b.s = dkv_emuScratch(bm * b.ldk);
     b.ds = dkv_emuScratch(bm * b.ldk);
     b.cap = dkv_emuScratch(bm * b.ldk);
-    if (!b.k || !b.kt || !b.vt || !b.sum_k || !b.sum_v || !b.q || !b.d_o || !b.s || !b.ds || !b.cap)
+    b.all_k = dkv_emuScratch(e->partials ? bn * b.ldq : 0);
+    b.all_v = dkv_emuScratch(e->partials ? bn * b.ldv : 0);
+    if (e->delta_exact) {
+        b.exact_o = e->exact_o = dkv_emuScratch((size_t)p->tq * p->hq * p->dv);
+        rc = e->exact_o ? dkv_emuForward(e, l) : -1;
+        e->exact_o = NULL;
+        if (rc) goto done;
+        rc = -1;
+    }
+    if (!b.all_k || !b.all_v || !b.k || !b.kt || !b.vt || !b.sum_k || !b.sum_v || !b.q || !b.d_o || !b.s || !b.ds || !b.cap)
         goto done;
     memset(b.sum_q, 0, (size_t)p->tq * p->hq * b.ldq * sizeof *b.sum_q);
     computeDeltas(&b);
@@ -312,5 +344,8 @@ done:
     free(b.s);
     free(b.ds);
     free(b.cap);
+    free(b.all_k);
+    free(b.all_v);
+    free(b.exact_o);
     return rc;
 }

@@ -21,6 +21,8 @@ typedef struct forward {
     float *s;          /* [bm, ldk] scores, then P */
     float *o;          /* [bm, ldv] */
     row_state *state;  /* [bm] */
+    float *lse;        /* [bm]: of the first of two passes, where P is normalised before it is rounded */
+    int second;        /* pass */
 } forward;
 
 /* New maximum, correction of what was summed, P in place of the scores. A row that has seen nothing subtracts
@@ -51,7 +53,14 @@ static void softmaxRow(forward *f, const dkv_emuTile *t, int i) {
     if (fault == F_X22 && grown < 1.0f) corr = 1.0f;
     for (int c = 0; c < f->p->dv; c++) o[c] *= corr;
     if (fault == F_Y5) dkv_faultCut(f->p, x, t->nv);
-    dkv_emuRound(x, t->nv, f->p->dtype);
+    dkv_emuRoundP(f->e, f->p, x, t->nv);
+}
+
+/* The second of two passes: P from the row's LSE. */
+static void normalisedRow(const forward *f, const dkv_emuTile *t, int i) {
+    float *x = f->s + (int64_t)i * f->ldk;
+    dkv_emuExp(x, f->e->bn, f->lse[i] == -INFINITY ? 0.0f : f->lse[i]);
+    dkv_emuRoundP(f->e, f->p, x, t->nv);
 }
 
 static void forwardTile(forward *f, const dkv_emuTile *t) {
@@ -66,14 +75,18 @@ static void forwardTile(forward *f, const dkv_emuTile *t) {
     /* K past the range: the neighbour's rows, scored and masked. V past the range: zeros (0 * NaN is NaN). */
     dkv_emuLoad(p, k, kvh, first, bn, p->tk, p->dqk, f->kt, f->ldk, 1);
     dkv_emuLoad(p, f->l->v, kvh, first, bn, fault == F_B3 ? p->tk : first + t->nv, p->dv, f->v, f->ldv, 0);
+    dkv_emuRoundIn(f->e, f->kt, (int64_t)p->dqk * f->ldk);
+    dkv_emuRoundIn(f->e, f->v, (int64_t)bn * f->ldv);
     memset(f->s, 0, (size_t)t->m * f->ldk * sizeof *f->s);
     dkv_emuMultiply(&(dkv_emuProduct){f->e->tc, t->m, bn, dqk, f->q, f->ldq, 1, f->kt, f->ldk, f->s, f->ldk});
     if (fault == F_D7 && !t->own) dkv_emuRound(f->s, (int64_t)t->m * f->ldk, DUALKV_FP16);
     dkv_emuScores(f->e, t, f->s, NULL, f->ldk);
+    dkv_emuRoundScores(f->e, p, f->s, (int64_t)t->m * f->ldk);
     if (fault == F_Y21) dkv_emuRound(f->s, (int64_t)t->m * f->ldk, dkv_fault16(p));
     for (int64_t i = 0; i < (int64_t)t->m * f->ldk && fault == F_Y29; i++)
         if (f->s[i] > 80.0f) f->s[i] = 80.0f;
-    for (int i = 0; i < t->m; i++) softmaxRow(f, t, i);
+    for (int i = 0; i < t->m; i++) (f->second ? normalisedRow(f, t, i) : softmaxRow(f, t, i));
+    if (f->e->p_normalised && !f->second) return;
     dkv_emuMultiply(
         &(dkv_emuProduct){f->e->tc, t->m, p->dv, bn, f->s, f->ldk, 1, f->v, f->ldv, f->o, f->ldv});
 }
@@ -121,7 +134,8 @@ static void storeRow(const forward *f, const dualkv_segment *s, int64_t row, int
     if (fault == F_X16 && row == f->p->tq - 1) dkv_emuStore(f->p, to, h, row + 1, dv, o);
 }
 
-/* The sink is one more logit whose value is 0; O is divided once, at the end. */
+/* The sink is one more logit whose value is 0; O is divided once, at the end. Where P is normalised first, this ends the
+ * first pass: LSE is stored, O is not there yet. */
 static void finishRow(forward *f, const dualkv_segment *s, int i, int64_t row, int h) {
     row_state st = f->state[i];
     const int fault = f->e->fault;
@@ -148,8 +162,35 @@ static void finishRow(forward *f, const dualkv_segment *s, int i, int64_t row, i
     if (fault == F_X10) lse = before;
     if (fault == F_D5 && s->range_count > 1) mergeNaively(f, st.before, &lse, o);
     if (fault == F_X11) dkv_faultCut(f->p, o, f->p->dv);
-    storeRow(f, s, row, h, o);
+    f->lse[i] = lse;
+    if (f->e->exact_o) {
+        memcpy(f->e->exact_o + (row * f->p->hq + h) * f->p->dv, o, (size_t)f->p->dv * sizeof *o);
+        return;
+    }
+    if (!f->e->p_normalised) storeRow(f, s, row, h, o);
     *(fault == F_X30 ? (float *)f->l->lse.data + row * f->p->hq + h : dkv_emuAt(f->l->lse, row, h)) = lse;
+}
+
+static void walkRanges(forward *f, const dualkv_segment *s, int h, int64_t r0, int m) {
+    for (int i = 0; i < s->range_count; i++) {
+        int at = f->e->down ? s->range_count - 1 - i : i;
+        walkRange(f, s, &f->p->ranges[s->range_begin + at], h, r0, m, i > 0);
+    }
+}
+
+static void normalisedRows(forward *f, const dualkv_segment *s, int h, int64_t r0, int m) {
+    memset(f->o, 0, (size_t)m * f->ldv * sizeof *f->o);
+    f->second = 1;
+    walkRanges(f, s, h, r0, m);
+    f->second = 0;
+    for (int i = 0; i < m; i++) {
+        const float *o = f->o + (int64_t)i * f->ldv;
+        int64_t row = s->q_start + r0 + i;
+        if (f->e->exact_o)
+            memcpy(f->e->exact_o + (row * f->p->hq + h) * f->p->dv, o, (size_t)f->p->dv * sizeof *o);
+        else
+            storeRow(f, s, row, h, o);
+    }
 }
 
 static void forwardRows(forward *f, const dualkv_segment *s, int h, int64_t r0) {
@@ -160,15 +201,14 @@ static void forwardRows(forward *f, const dualkv_segment *s, int h, int64_t r0) 
     const int64_t high = ((s->q_start + r0) * q.row + h * q.head) / 65536 * 65536;
     if (f->e->fault == F_Y16) q.data = (char *)q.data - high * (int64_t)dkv_emuSize(p->dtype);
     dkv_emuLoad(p, q, h, s->q_start + r0, m, p->tq, p->dqk, f->q, f->ldq, 0);
+    dkv_emuRoundIn(f->e, f->q, (int64_t)m * f->ldq);
     if (f->e->fault == F_Y34 && p->dtype == DUALKV_FP32) dkv_faultTf32(f->q, m * f->ldq);
     memset(f->o, 0, (size_t)m * f->ldv * sizeof *f->o);
     for (int i = 0; i < m && !(f->e->fault == F_X21 && h % (p->hq / p->hkv)); i++)
         f->state[i] = (row_state){f->e->fault == F_Y14 ? 0.0f : -INFINITY, 0.0f, -INFINITY};
-    for (int i = 0; i < s->range_count; i++) {
-        int at = f->e->down ? s->range_count - 1 - i : i;
-        walkRange(f, s, &p->ranges[s->range_begin + at], h, r0, m, i > 0);
-    }
+    walkRanges(f, s, h, r0, m);
     for (int i = 0; i < m; i++) finishRow(f, s, i, s->q_start + r0 + i, h);
+    if (f->e->p_normalised) normalisedRows(f, s, h, r0, m);
 }
 
 /* Fault X17. */
@@ -198,7 +238,8 @@ int dkv_emuForward(dkv_emu *e, const dualkv_launch *l) {
     f.s = dkv_emuScratch(bm * f.ldk);
     f.o = dkv_emuScratch(bm * f.ldv);
     f.state = calloc(bm, sizeof *f.state);
-    if (!f.q || !f.kt || !f.v || !f.s || !f.o || !f.state) goto done;
+    f.lse = dkv_emuScratch(bm);
+    if (!f.lse || !f.q || !f.kt || !f.v || !f.s || !f.o || !f.state) goto done;
     for (int i = 0; i < p->n_segments; i++)
         for (int h = 0; h < p->hq; h++)
             for (int64_t r0 = 0; r0 < p->segments[i].q_len; r0 += e->bm)
@@ -212,5 +253,6 @@ done:
     free(f.s);
     free(f.o);
     free(f.state);
+    free(f.lse);
     return rc;
 }

@@ -14,6 +14,14 @@ typedef struct dkv_emu {
     int tc;     /* acc=tc */
     int down;   /* order=down: last key tile first */
     int fault;  /* dkv_faultId */
+    int undeclared;   /* says nothing about its arithmetic */
+    int p_exact;      /* P and dS kept in fp32 */
+    int p_normalised; /* P divided by its sum before it is rounded */
+    int delta_exact;  /* delta from O before its rounding */
+    int partials;     /* dK, dV of each query head rounded */
+    int tf32;         /* fp32 operands, P and dS rounded to TF32 */
+    int low_scores;   /* scores and dP rounded to 16 bit */
+    float *exact_o;   /* backward's own forward: O before its rounding [tq, hq, dv], and nothing else is stored */
     uint64_t launches;
     uint64_t tiles; /* fault Y23: backward's, so far */
     dualkv_range *first_ranges; /* fault J1: the ranges of the first call, owned */
@@ -49,6 +57,12 @@ void dkv_emuStore(const dualkv_problem *p, dualkv_tensor t, int head, int64_t ro
 /* s [m, ld]: raw products q.k on entry, final scores on return (-inf where masked or past the range). cap [m,
  * ld] (or NULL) receives tanh(s/softcap) where softcap is on. */
 void dkv_emuScores(const dkv_emu *e, const dkv_emuTile *t, float *s, float *cap, int ld);
+
+/* Rounds to what P and dS are kept in. */
+void dkv_emuRoundP(const dkv_emu *e, const dualkv_problem *p, float *x, int64_t n);
+/* Rounds operands (in=tf32), scores or dP (scores=low) where the options ask for it. */
+void dkv_emuRoundIn(const dkv_emu *e, float *x, int64_t n);
+void dkv_emuRoundScores(const dkv_emu *e, const dualkv_problem *p, float *x, int64_t n);
 
 /* Zeroed scratch of n floats, or NULL. */
 float *dkv_emuScratch(size_t n);

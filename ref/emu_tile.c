@@ -33,6 +33,22 @@ void dkv_emuStore(const dualkv_problem *p, dualkv_tensor t, int head, int64_t ro
     dkv_emuEncode(in, p->dtype, d, (char *)t.data + (row * t.row + head * t.head) * size);
 }
 
+void dkv_emuRoundP(const dkv_emu *e, const dualkv_problem *p, float *x, int64_t n) {
+    if (e->tf32)
+        dkv_emuRoundIn(e, x, n);
+    else if (!e->p_exact)
+        dkv_emuRound(x, n, p->dtype);
+}
+
+void dkv_emuRoundIn(const dkv_emu *e, float *x, int64_t n) {
+    for (int64_t i = 0; i < n && e->tf32; i += 1 << 20)
+        dkv_faultTf32(x + i, (int)(n - i < 1 << 20 ? n - i : 1 << 20));
+}
+
+void dkv_emuRoundScores(const dkv_emu *e, const dualkv_problem *p, float *x, int64_t n) {
+    if (e->low_scores) dkv_emuRound(x, n, p->dtype);
+}
+
 /* Column c is at distance |far - c|. */
 static void subtractBias(const dkv_emu *e, const dkv_emuTile *t, float *x, int64_t far) {
     const float slope = t->p->alibi_slopes[e->fault == F_X25 ? t->h / (t->p->hq / t->p->hkv) : t->h];

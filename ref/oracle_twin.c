@@ -292,7 +292,8 @@ static void finishKeySum(dkv_twin *t, const dkv_keySum *sum, double *twin, doubl
                 double y = sum[e].x[j * sum[e].ld + c], v = sum[e].var[j * sum[e].ld + c];
                 double z = t->parts > 1 ? dkv_roundTo(y, (int32_t)format) : y;
                 x += z;
-                var += t->parts > 1 ? dkv_flip(y, z, v, dkv_spacingAt(t->ulp_part, fabs(y))) : v;
+                /* v itself, too: much of it may be one rare step, after which the rounding steps for certain */
+                var += v + (t->parts > 1 ? dkv_flip(y, z, v, dkv_spacingAt(t->ulp_part, fabs(y))) : 0);
                 if (t->parts > 1 && e > 0) var += t->z.unit2 * x * x;
             }
             double u = dkv_spacingAt(t->ulp_out, fabs(x));

@@ -145,6 +145,39 @@ static void test_clean(void **state) {
         }
 }
 
+/* Arithmetic in other places: each declared, and predicted. */
+static void test_variants(void **state) {
+    (void)state;
+    static const struct {
+        const char *options, *dtype;
+    } cases[] = {
+        {"p=normalised", "bf16"},
+        {"p=normalised,scores=low,order=down", "bf16"},
+        {"p=normalised,partials=low,scores=low,acc=tc", "bf16"},
+        {"p=exact", "bf16"},
+        {"p=exact,delta=exact", "fp16"},
+        {"delta=exact,acc=tc", "bf16"},
+        {"partials=low", "bf16"},
+        {"scores=low", "fp16"},
+        {"p=normalised", "fp32"},
+        {"in=tf32", "fp32"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char line[200];
+        trial t;
+        snprintf(line, sizeof line, "shape=100+3x70 heads=4:2 dim=64 dtype=%s seed=2", cases[i].dtype);
+        runTrial(&t, line, cases[i].options, fillRandom);
+        for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+            int64_t n;
+            double z = rmsOf(&t, (dkv_tensor_id)id, &n);
+            if (n && !(z > 0.75 && z < 1.25))
+                fail_msg("%s, %s: rms z of %s is %.3f", cases[i].options, cases[i].dtype,
+                         dkv_tensorName((dkv_tensor_id)id), z);
+        }
+        closeTrial(&t);
+    }
+}
+
 static void test_threads(void **state) {
     (void)state;
     trial t;
@@ -292,7 +325,7 @@ static void test_isolation(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flip),     cmocka_unit_test(test_chains),    cmocka_unit_test(test_clean),
-        cmocka_unit_test(test_walk),
+        cmocka_unit_test(test_walk),     cmocka_unit_test(test_variants),
         cmocka_unit_test(test_threads),  cmocka_unit_test(test_faults),    cmocka_unit_test(test_declared),
         cmocka_unit_test(test_partials), cmocka_unit_test(test_isolation),
     };

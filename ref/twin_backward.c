@@ -14,8 +14,12 @@
 static void deltaRow(dkv_twin *t, int64_t i) {
     int64_t d = t->p->dv, head = t->h.kvh * t->h.g + i % t->h.g;
     const double *o = t->o_kernel + i * d, *d_o = t->b.d_o + i * d;
-    double sum = 0, var = 0, prod = t->a->delta_exact ? t->z.unit2 : t->z.prod2;
+    double raw[256], sum = 0, var = 0, prod = t->a->delta_exact ? t->z.unit2 : t->z.prod2;
     const double tiny = t->a->unit > 0x1p-40 ? 0x1p-298 : 0;
+    if (t->a->in_format != DUALKV_EXACT) { /* operands of matrix products alone are rounded */
+        dkv_decodeRows(t->in->d_o, t->p->dtype, t->b.q_row + i / t->h.g, 1, t->p->hq, head, d, raw);
+        d_o = raw;
+    }
     for (int64_t c = 0; c < d; c++) {
         double x = o[c] * d_o[c], old = sum;
         sum += x;
@@ -184,6 +188,10 @@ static void dpRow(dkv_twin *t, int64_t i) {
         double size = t->o_norm[i] * t->v_norm[j];
         t->vd[j] = t->z.step2 * t->fit_dp.var[bin] * sq[j] * size;
         if (t->z.gain > 0) dp[j] += t->fit_dp.gain[bin] * dot[j] * sqrt(size);
+        if (!t->s_rounded) continue;
+        double y = dkv_roundBy(t->round_s, dp[j]);
+        t->vd[j] = dkv_flip(dp[j], y, t->vd[j], dkv_spacingAt(t->ulp_s, fabs(dp[j])));
+        dp[j] = y;
     }
 }
 

@@ -54,6 +54,27 @@ static void fillMaxima(dkv_twin *t) {
     }
 }
 
+/* Where P is normalised before it is rounded: each row's LSE of the scores as declared, from a pass over them. */
+static void fillLse(dkv_twin *t) {
+    int64_t n, m = t->b.m;
+    for (int64_t i = 0; i < m; i++) t->max[i] = -INFINITY, t->sum[i] = 0;
+    for (dkv_twinRewind(t); dkv_twinTile(t);)
+        for (int64_t i = 0; i < m; i++) {
+            dkv_twinScoreRow(t, i);
+            n = t->t.n;
+            double *p = t->p_keys + i * n, x = dkv_maxOf(t->s + i * n, n), top = x > t->max[i] ? x : t->max[i];
+            if (top == -INFINITY) continue;
+            dkv_vexpShift(t->s + i * n, top, p, (size_t)n);
+            t->sum[i] = t->sum[i] * exp(t->max[i] - top) + dkv_sumOf(p, n);
+            t->max[i] = top;
+        }
+    for (int64_t i = 0; i < m; i++) {
+        double sink = t->in->sink ? t->in->sink[t->h.kvh * t->h.g + i % t->h.g] : -INFINITY,
+               top = sink > t->max[i] ? sink : t->max[i];
+        t->lse[i] = top == -INFINITY ? top : top + log(t->sum[i] * exp(t->max[i] - top) + exp(sink - top));
+    }
+}
+
 /* The reference that each key tile's P is taken against, and the row's own after the tile. Returns what sums
  * so far are multiplied by. */
 static double setMaxima(dkv_twin *t, int64_t i, double *ref) {
@@ -304,10 +325,12 @@ static void addSink(dkv_twin *t, int64_t i) {
 
 /* LSE = max + log(sum). The maximum's own error cancels: it is in every exponent too. */
 static void finishLse(dkv_twin *t, int64_t i) {
-    double l = t->sum[i], g = log(l), lse = t->max[i] + g, u = dkv_spacingAt(t->ulp_lse, fabs(lse)),
+    /* Whatever P is taken against, the row sum itself is taken against the largest score. */
+    double l = t->sum[i], lse = t->max[i] + log(l), top = t->a->p_normalised ? t->top[i].s : t->max[i],
+           g = lse - top, u = dkv_spacingAt(t->ulp_lse, fabs(lse)),
            v = dkv_spacingAt(t->ulp_lse, fabs(g));
     double rel = (t->score_var[i] + t->sum_var[i] + t->lost[i] * t->lost[i]) / (l * l);
-    double fine = fmin(dkv_spacingAt(t->ulp_lse, fabs(t->max[i])), v); /* both are multiples of it */
+    double fine = fmin(dkv_spacingAt(t->ulp_lse, fabs(top)), v); /* both are multiples of it */
     double last = fine < u ? (u * u + 2 * fine * fine) / 12 : 0;
     if (last > g * g) last = g * g;
     t->sum_var[i] = rel;
@@ -355,10 +378,10 @@ void dkv_twinBeginForward(dkv_twin *t) {
     size_t row = sizeof(double) * (size_t)m, all = row * (size_t)t->p->dv;
     double *rows[] = {t->sum, t->sum_var, t->lost, t->o.terms, t->score_var};
     double *wide[] = {t->o.acc, t->o.chain, t->o.loss, t->o.a1, t->o.a2};
+    if (t->a->p_normalised) fillLse(t);
     for (size_t e = 0; e < sizeof rows / sizeof *rows; e++) memset(rows[e], 0, row);
     for (size_t e = 0; e < sizeof wide / sizeof *wide; e++) memset(wide[e], 0, all);
     for (int64_t i = 0; i < m; i++) t->max[i] = t->top[i].s = -INFINITY;
-    dkv_getLse(&t->h, &t->b, t->out->truth.lse, t->lse);
     if (t->table) fillMaxima(t);
 }
 
