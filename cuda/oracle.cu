@@ -43,15 +43,18 @@ int dkv_loadBlas(const dkv_blas **out) {
             return dkv_oracleFail(__FILE__, __LINE__, "the oracle on the device needs cuBLAS (%s): %s",
                                   names[0], dlerror());
         *(void **)&b.create = dlsym(lib, "cublasCreate_v2");
-        *(void **)&b.destroy = dlsym(lib, "cublasDestroy_v2");
         *(void **)&b.setStream = dlsym(lib, "cublasSetStream_v2");
         *(void **)&b.dgemm = dlsym(lib, "cublasDgemm_v2");
         *(void **)&b.batched = dlsym(lib, "cublasDgemmStridedBatched");
-        if (!b.create || !b.destroy || !b.setStream || !b.dgemm || !b.batched) {
+        if (!b.create || !b.setStream || !b.dgemm || !b.batched) {
             dlclose(lib);
             return dkv_oracleFail(__FILE__, __LINE__, "cuBLAS lacks a function that the oracle needs");
         }
         b.library = lib;
+        if (b.create(&b.handle) != CUBLAS_STATUS_SUCCESS) {
+            b.library = NULL;
+            return dkv_oracleFail(__FILE__, __LINE__, "cuBLAS cannot be initialised");
+        }
     }
     *out = &b;
     return 0;
@@ -401,7 +404,6 @@ static void oracle_close(dkv_device_oracle *o) {
     cudaFree(o->r.seen);
     free(o->bad_q);
     free(o->bad_k);
-    if (o->handle) o->blas->destroy(o->handle);
     if (o->begin) cudaEventDestroy(o->begin);
     if (o->end) cudaEventDestroy(o->end);
     if (o->stream) cudaStreamDestroy(o->stream);
@@ -415,7 +417,7 @@ static int openAll(dkv_device_oracle *o) {
     DKV_TRY_CUDA(cudaStreamCreateWithFlags(&o->stream, cudaStreamNonBlocking));
     DKV_TRY_CUDA(cudaEventCreate(&o->begin));
     DKV_TRY_CUDA(cudaEventCreate(&o->end));
-    DKV_TRY(blasCheck(o->blas->create(&o->handle), __LINE__));
+    o->handle = o->blas->handle;
     DKV_TRY(blasCheck(o->blas->setStream(o->handle, o->stream), __LINE__));
     setGeometry(o);
     DKV_TRY(allocate(o));

@@ -28,8 +28,8 @@ int dkv_oracleFail(const char *file, int line, const char *fmt, ...) __attribute
 
 typedef struct dkv_blas {
     void *library;
+    cublasHandle_t handle; /* one for the whole process: making one takes as long as a small oracle */
     cublasStatus_t (*create)(cublasHandle_t *);
-    cublasStatus_t (*destroy)(cublasHandle_t);
     cublasStatus_t (*setStream)(cublasHandle_t, cudaStream_t);
     cublasStatus_t (*dgemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int,
                             const double *, const double *, int, const double *, int, const double *,

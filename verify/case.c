@@ -223,7 +223,8 @@ static void dropOracle(dkv_case *c) {
 static int askCpu(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
     const dkv_side *s = &c->kernel;
     const dkv_outputs *own = &c->run[c->judged_run].out;
-    const dkv_ref_options ref = {.threads = c->options->threads};
+    const bool both = c->options->remote && c->options->remote->mode == DKV_ORACLE_BOTH;
+    const dkv_ref_options ref = {.threads = c->options->threads, .exact_products = both}; /* as on the device */
     dkv_oracle *o = s->d.replicated ? &c->rep_oracle : &c->oracle;
     int rc = 0;
     if (!c->has_oracle) {

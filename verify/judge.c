@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "../ref/dtype.h"
+#include "spans.h"
 
 #define SIGMA    1.25
 #define MEAN     0.35
@@ -95,30 +96,69 @@ static void findPlace(const dkv_layout *l, const dualkv_arithmetic *a, const sha
 
 /* ---- the bound ---- */
 
-static void judgeBound(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_oracle *o, dkv_tensor_id id,
-                       const shape *s, const uint8_t *region, const double *got, dkv_judgement *j) {
-    const double *truth = dkv_outputAt(&o->truth, id), *bound = dkv_outputAt(&o->bound, id);
-    int32_t format = id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : a->out_format;
+/* What the threads look at, and what each span of rows found. */
+typedef struct bound_loop {
+    const shape *s;
+    const uint8_t *region;
+    const double *got, *truth, *bound;
+    int32_t format;
+    bool lse;
+    dkv_judgement found[DKV_SPANS];
+    int64_t worst_row[DKV_SPANS];
+} bound_loop;
+
+static void boundSpan(int64_t first, int64_t end, int span, void *arg) {
+    bound_loop *w = arg;
+    const shape *s = w->s;
+    dkv_judgement *j = &w->found[span];
     int64_t worst_row = -1;
-    for (int64_t row = 0; row < s->rows; row++)
+    for (int64_t row = first; row < end; row++)
         for (int64_t h = 0; h < s->heads; h++)
             for (int64_t at = vectorAt(s, row, h), c = 0; c < s->d; c++, at++) {
-                double r = ratioOf(got[at], truth[at], bound[at], id == DKV_LSE, format);
-                dkv_part *part = &j->region[region[row]];
+                const double got = w->got[at], truth = w->truth[at], bound = w->bound[at];
+                double r = ratioOf(got, truth, bound, w->lse, w->format);
+                dkv_part *part = &j->region[w->region[row]];
                 part->total++;
                 part->bad += !(r <= 1);
-                part->nonfinite += !isfinite(got[at]) && isfinite(truth[at]) && bound[at] != DKV_UNCLAIMED;
+                part->nonfinite += !isfinite(got) && isfinite(truth) && bound != DKV_UNCLAIMED;
                 if (r > part->max_ratio) part->max_ratio = r;
                 if (worst_row >= 0 && !(r > j->all.max_ratio)) continue;
                 j->all.max_ratio = r;
                 worst_row = row;
-                j->worst = (dkv_where){.row = row,
-                                       .head = h,
-                                       .dim = s->d > 1 ? c : -1,
-                                       .got = got[at],
-                                       .want = truth[at],
-                                       .bound = bound[at]};
+                j->worst = (dkv_where){
+                    .row = row, .head = h, .dim = s->d > 1 ? c : -1, .got = got, .want = truth, .bound = bound};
             }
+    w->worst_row[span] = worst_row;
+}
+
+static int judgeBound(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_oracle *o, dkv_tensor_id id,
+                      const shape *s, const uint8_t *region, const double *got, dkv_judgement *j, dkv_err *err) {
+    int64_t worst_row = -1;
+    bound_loop *w = calloc(1, sizeof *w);
+    if (!w) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+    *w = (bound_loop){.s = s,
+                      .region = region,
+                      .got = got,
+                      .truth = dkv_outputAt(&o->truth, id),
+                      .bound = dkv_outputAt(&o->bound, id),
+                      .format = id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : a->out_format,
+                      .lse = id == DKV_LSE};
+    dkv_eachSpan(s->rows, (double)s->rows * (double)(s->heads * s->d), boundSpan, w);
+    for (int k = 0; k < DKV_SPANS; k++) {
+        const dkv_judgement *f = &w->found[k];
+        for (int e = 0; e < 2; e++) {
+            dkv_part *part = &j->region[e];
+            part->total += f->region[e].total;
+            part->bad += f->region[e].bad;
+            part->nonfinite += f->region[e].nonfinite;
+            if (f->region[e].max_ratio > part->max_ratio) part->max_ratio = f->region[e].max_ratio;
+        }
+        if (w->worst_row[k] < 0 || (worst_row >= 0 && !(f->all.max_ratio > j->all.max_ratio))) continue;
+        worst_row = w->worst_row[k];
+        j->all.max_ratio = f->all.max_ratio;
+        j->worst = f->worst;
+    }
+    free(w);
     for (int e = 0; e < 2; e++) {
         j->all.total += j->region[e].total;
         j->all.bad += j->region[e].bad;
@@ -126,6 +166,7 @@ static void judgeBound(const dkv_layout *l, const dualkv_arithmetic *a, const dk
     }
     if (worst_row >= 0) findPlace(l, a, s, worst_row, &j->worst);
     j->failed = j->all.bad > 0;
+    return 0;
 }
 
 /* ---- the twin ---- */
@@ -154,17 +195,38 @@ static uint64_t hashVector(const double *x, int64_t n) {
     return h;
 }
 
-/* Informative vectors of the tensor, sorted so that equal ones lie together; how many of each. */
-static int64_t gatherRows(const shape *s, const uint8_t *region, const double *twin, const double *sigma2,
-                          row_stat *rows) {
-    int64_t n = 0;
-    for (int64_t row = 0; row < s->rows; row++)
+typedef struct twin_loop {
+    const shape *s;
+    const uint8_t *region;
+    const double *got, *twin, *sigma2;
+    int32_t format;
+    double clip;
+    row_stat *rows;
+    uint8_t *used;
+} twin_loop;
+
+/* Every vector's hash; equal 0: it tells nothing. */
+static void hashSpan(int64_t first, int64_t end, int span, void *arg) {
+    const twin_loop *w = arg;
+    const shape *s = w->s;
+    (void)span;
+    for (int64_t row = first; row < end; row++)
         for (int64_t h = 0; h < s->heads; h++) {
             int64_t at = vectorAt(s, row, h), use = 0;
-            for (int64_t c = 0; c < s->d; c++) use += isfinite(twin[at + c]) && isfinite(sigma2[at + c]);
-            if (use)
-                rows[n++] = (row_stat){.hash = hashVector(twin + at, s->d), .at = at, .region = region[row]};
+            for (int64_t c = 0; c < s->d; c++) use += isfinite(w->twin[at + c]) && isfinite(w->sigma2[at + c]);
+            w->rows[row * s->heads + h] = (row_stat){
+                .hash = use ? hashVector(w->twin + at, s->d) : 0, .at = at, .region = w->region[row], .equal = use > 0};
         }
+}
+
+/* Informative vectors of the tensor, sorted so that equal ones lie together; how many of each. */
+static int64_t gatherRows(twin_loop *w) {
+    const shape *s = w->s;
+    row_stat *rows = w->rows;
+    int64_t n = 0;
+    dkv_eachSpan(s->rows, (double)s->rows * (double)(s->heads * s->d), hashSpan, w);
+    for (int64_t i = 0; i < s->rows * s->heads; i++)
+        if (rows[i].equal) rows[n++] = rows[i];
     qsort(rows, (size_t)n, sizeof *rows, compareRows);
     for (int64_t i = 0, end; i < n; i = end) {
         for (end = i; end < n && rows[end].hash == rows[i].hash && rows[end].region == rows[i].region;
@@ -205,6 +267,15 @@ static bool measureRow(const double *got, const double *twin, const double *sigm
     r->mean = n > 0 ? mean / n : 0;
     r->off = n > 0 ? off / n : 0;
     return n > 0;
+}
+
+static void measureSpan(int64_t first, int64_t end, int span, void *arg) {
+    const twin_loop *w = arg;
+    (void)span;
+    for (int64_t i = first; i < end; i++) {
+        row_stat *r = &w->rows[i];
+        w->used[i] = measureRow(w->got + r->at, w->twin + r->at, w->sigma2 + r->at, w->s->d, w->format, w->clip, r);
+    }
 }
 
 typedef struct sums {
@@ -319,7 +390,8 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
     }
     /* One row's delta errs in the gradients of all its keys: these are not more independent than the rows. */
     if (s->keys && lse) dof = (double)countDistinct(lse, rows, work);
-    int64_t n = gatherRows(s, region, twin, sigma2, stat);
+    twin_loop w = {s, region, got, twin, sigma2, format, 0, stat, used};
+    int64_t n = gatherRows(&w);
     if (id == DKV_LSE && o->lse_alike > 0) dof = (double)o->lse_rows * (double)o->lse_rows / (double)o->lse_alike;
     sums all = countRows(stat, n, -1);
     /* Rows that see nearly the same keys with nearly the same weights share their chains' errors: in fp32
@@ -329,12 +401,9 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
         double most = all.n * (double)s->d / SHARED;
         dof = dof < most ? dof : most;
     }
-    double clip = clipFor(all.eff < dof ? all.eff : dof);
-    for (int64_t i = 0; i < n; i++) {
-        used[i] = measureRow(got + stat[i].at, twin + stat[i].at, sigma2 + stat[i].at, s->d, format, clip,
-                             &stat[i]);
-        used_n += used[i];
-    }
+    double clip = w.clip = clipFor(all.eff < dof ? all.eff : dof);
+    dkv_eachSpan(n, (double)n * (double)s->d, measureSpan, &w);
+    for (int64_t i = 0; i < n; i++) used_n += used[i];
     double clean = GAIN * dkv_unitRoundoff(format) + 4 * a->unit;
     if (a->acc_truncates)
         clean += a->acc_gain * (s->keys ? (double)rows : (double)l->view.max_k_len) / a->acc_step / 4;
@@ -374,8 +443,8 @@ int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arit
         memset(region + (s.keys ? seg->k_start : seg->q_start), seg->depth > 0,
                (size_t)(s.keys ? seg->k_len : seg->q_len));
     }
-    judgeBound(l, a, o, id, &s, region, got, out);
-    if (o->has_twin[id]) code = judgeTwin(l, a, o, id, &s, region, got, level, out, err);
+    code = judgeBound(l, a, o, id, &s, region, got, out, err);
+    if (!code && o->has_twin[id]) code = judgeTwin(l, a, o, id, &s, region, got, level, out, err);
     free(region);
     return code;
 }

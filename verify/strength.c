@@ -11,6 +11,7 @@
 #include "derive.h"
 #include "strength_rows.h"
 
+#define SEGMENT_MOST (1 << 20)
 #define WHOLE 1e9 /* FLOPs of forward and backward up to which the reference is run again for each fault */
 
 static const char *const names[DKV_N_SLIPS] = {"first-key", "last-key", "key-ahead", "scale",    "kv-head",
@@ -124,7 +125,9 @@ static void noteSegment(dkv_case *c, int slip, dkv_tensor_id id, int32_t i, cons
     bool keys = id == DKV_DK || id == DKV_DV, causal = v->mask == DUALKV_CAUSAL;
     int64_t heads = keys ? v->hkv : v->hq, dim = id == DKV_O || id == DKV_DV ? v->dv : id == DKV_LSE ? 1 : v->dqk;
     int64_t from = keys ? s->k_start : s->q_start, n = keys ? s->k_len : s->q_len;
-    for (int64_t r = 0; x && r < n; r++)
+    /* What is sampled is sampled here, too: not more than so many elements of a segment. */
+    int64_t step = c->result->strength.sampled ? 1 + n * heads * dim / SEGMENT_MOST : 1;
+    for (int64_t r = 0; x && r < n; r += step)
         for (int64_t h = 0; h < heads; h++)
             for (int64_t e = 0; e < dim; e++) {
                 int64_t at = id == DKV_LSE ? h * v->tq + from + r : ((from + r) * heads + h) * dim + e;
