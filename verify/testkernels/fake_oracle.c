@@ -2,7 +2,8 @@
  * so that the way to a process that holds the oracle and back can be tested without a device.
  *
  * Environment: DUALKV_FAKE_ORACLE: crash, hang, error (words), huge (needs more memory than there is), off (truth, and
- * with it everything, is 1 per cent too large), old (a table of an older plugin). */
+ * with it everything, is 1 per cent too large), old (a table of an older plugin), exact (magnitudes in fp64, as on
+ * a device). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +60,7 @@ static void close_(dkv_device_oracle *o) {
 }
 
 static int bound(dkv_device_oracle *o) {
-    const dkv_ref_options opt = {.threads = 1};
+    const dkv_ref_options opt = {.threads = 1, .exact_products = is("exact")};
     dkv_err err = {0};
     int64_t n[DKV_N_OUTPUTS];
     if (is("crash")) abort();
