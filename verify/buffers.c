@@ -185,10 +185,10 @@ int dkv_planBuffers(const dualkv_problem *v, dkv_layout_kind layout, int32_t ali
 
 /* ---- filling ---- */
 
-uint16_t dkv_poisonPattern(int i) {
-    if (i == 0) return 0xFFFF;
-    uint32_t low = 1 + (uint32_t)i * 37 % 126; /* 7 bits, neither 0 (an infinity) nor all ones */
-    return (uint16_t)((i & 1 ? 0x7F80 : 0xFF80) | low);
+uint16_t dkv_poisonPattern(uint32_t start, int i) {
+    uint32_t k = start % 252 + (uint32_t)i;
+    uint32_t low = 1 + k * 37 % 126; /* 7 bits, neither 0 (an infinity) nor all ones (what devices compute) */
+    return (uint16_t)((k & 1 ? 0x7F80 : 0xFF80) | low);
 }
 
 static void paint(uint8_t *at, int64_t bytes, uint16_t pattern) {

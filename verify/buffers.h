@@ -80,8 +80,9 @@ typedef struct dkv_arena {
 int dkv_planBuffers(const dualkv_problem *v, dkv_layout_kind layout, int32_t align, bool natural,
                     size_t work_forward, size_t work_backward, dkv_plan *out, dkv_err *err);
 
-/* The poison of run `i`: 0xFFFF first, then others. */
-uint16_t dkv_poisonPattern(int i);
+/* The poison of run `i` of a case: another one for each run, beginning anywhere (`start`, drawn afresh for each case), so
+ * that no kernel can know it. */
+uint16_t dkv_poisonPattern(uint32_t start, int i);
 
 int dkv_openArena(const dkv_plan *plan, dkv_arena *a, dkv_err *err);
 void dkv_closeArena(dkv_arena *a);

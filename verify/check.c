@@ -25,6 +25,7 @@ static const dkv_check table[] = {
     {"maxima", "overstated longest lengths change nothing (bits: only reported)", dkv_checkMaxima},
     {"sequence", "run=aba: other cases between two runs change nothing, and pass", dkv_checkSequence},
     {"repeat", "two runs give the same bits where that is promised", dkv_checkRepeat},
+    {"reuse", "other data in the same buffers, then the same in others: nothing is remembered", dkv_checkReuse},
     {"twin", "no more rounding than declared, no bias that it does not explain", dkv_checkTwin},
     {"peer", "error beside that of the same-precision replicated peer (never decides)", dkv_checkPeer},
 };

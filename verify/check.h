@@ -17,6 +17,7 @@ void dkv_checkBound(dkv_case *c, dkv_finding *f);
 void dkv_checkTwin(dkv_case *c, dkv_finding *f);
 void dkv_checkCopies(dkv_case *c, dkv_finding *f);
 /* check_repeat.c */
+void dkv_checkReuse(dkv_case *c, dkv_finding *f);
 void dkv_checkRepeat(dkv_case *c, dkv_finding *f);
 void dkv_checkSequence(dkv_case *c, dkv_finding *f);
 /* First tensor whose bits differ between two runs; -1 if none. *n elements, *first their first. */

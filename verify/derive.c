@@ -153,8 +153,7 @@ void dkv_compareValues(double was, double now, double truth_was, double truth_no
     t->allowed = allowed;
 }
 
-/* Is the element's value within reach of the type, and is anything claimed of it? */
-static bool isClaimed(const dkv_case *c, dkv_tensor_id id, double truth, double bound) {
+bool dkv_isClaimed(const dkv_case *c, dkv_tensor_id id, double truth, double bound) {
     int32_t format = id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : (int32_t)c->p->dtype;
     return bound != DKV_UNCLAIMED && isfinite(truth) && isfinite(bound) && fabs(truth) + bound < dkv_maxFinite(format);
 }
@@ -168,7 +167,7 @@ void dkv_compareElements(const dkv_case *c, const dkv_case *other, const dkv_out
     if (c->kernel.d.absent >> id & 1) return;
     for (int64_t i = 0; was && now && i < n; i++) {
         int64_t x = at + i, y = to + i;
-        if (!isClaimed(c, id, truth[x], bound[x]) || !isClaimed(c, id, truth2[y], bound2[y])) continue;
+        if (!dkv_isClaimed(c, id, truth[x], bound[x]) || !dkv_isClaimed(c, id, truth2[y], bound2[y])) continue;
         if (!isfinite(was[x])) continue; /* said elsewhere */
         dkv_compareValues(was[x], now[y], truth[x], truth2[y], bound[x] + bound2[y], id, x, t);
     }

@@ -44,6 +44,8 @@ typedef struct dkv_tally {
     bool oracle; /* the truths disagree, too: the oracle's fault */
 } dkv_tally;
 
+/* Is anything claimed of an element, and its value within reach of the type? */
+bool dkv_isClaimed(const dkv_case *c, dkv_tensor_id id, double truth, double bound);
 /* Elements [at, at + n) of the case against [to, to + n) of the derived one. `other` NULL: the derived problem's
  * truth and bound are the case's own. Elements of which nothing is claimed are passed over. */
 void dkv_compareElements(const dkv_case *c, const dkv_case *other, const dkv_outputs *got, dkv_tensor_id id, int64_t at,

@@ -157,9 +157,8 @@ static int allocRegion(const dkv_gpu *g, const region *r, void **raw, uint8_t **
     return 0;
 }
 
-static int placePlan(dkv_gpu *g, const dkv_plan *plan) {
+static int allocPlan(dkv_gpu *g, const dkv_plan *plan) {
     int64_t widest = 1;
-    if (g->n_regions && memcmp(&g->plan, plan, sizeof *plan) == 0) return 0;
     dropRegions(g);
     g->plan = *plan;
     for (int i = 0; i <= plan->n_blocks; i++)
@@ -173,6 +172,25 @@ static int placePlan(dkv_gpu *g, const dkv_plan *plan) {
         if (allocRegion(g, r, &r->raw, &r->at)) return 1;
     }
     return 0;
+}
+
+/* Memory stays from launch to launch of a plan; `move`: the new is taken before the old is released, room allowing. */
+static int placePlan(dkv_gpu *g, const dkv_plan *plan, int move) {
+    region old[DKV_N_SLOTS];
+    int n_old = 0;
+    bool same = g->n_regions && memcmp(&g->plan, plan, sizeof *plan) == 0;
+    if (same && !move) return 0;
+    if (same) {
+        memcpy(old, g->region, sizeof old);
+        n_old = g->n_regions;
+        g->n_regions = 0;
+    }
+    int rc = allocPlan(g, plan);
+    for (int i = 0; i < n_old; i++) {
+        g->ops->release(old[i].raw);
+        g->ops->release(old[i].raw_stage);
+    }
+    return rc && n_old ? allocPlan(g, plan) : rc;
 }
 
 static int sendArray(const dkv_gpu *g, const void *from, size_t bytes, void **to) {
@@ -366,7 +384,7 @@ dkv_outcome dkv_launchOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, uint8_t *base, 
                             size_t n) {
     dualkv_launch l;
     dkv_outcome o = DKV_W_OK;
-    if (placePlan(g, c->plan) || placeProblem(g, c->view) || sendArena(g, base, false) || g->ops->sync()) {
+    if (placePlan(g, c->plan, c->move) || placeProblem(g, c->view) || sendArena(g, base, false) || g->ops->sync()) {
         o = deviceFailed(g, DKV_W_HARNESS, why, n);
         dropRegions(g);
         return o;
@@ -424,7 +442,7 @@ dkv_outcome dkv_timeOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, const dkv_inputs 
     int directions = c->view->grad ? 2 : 1;
     dkv_outcome o = DKV_W_OK;
     memset(out, 0, sizeof *out);
-    if (placePlan(g, c->plan) || placeProblem(g, c->view) || sendInputs(g, in))
+    if (placePlan(g, c->plan, 0) || placeProblem(g, c->view) || sendInputs(g, in))
         o = deviceFailed(g, DKV_W_HARNESS, why, n);
     for (int i = 0; i < g->n_regions; i++) out->bytes += g->plan.block[i].bytes;
     for (int b = 0; b < directions && o == DKV_W_OK; b++) makeDeviceLaunch(g, c->view, base, b, &l[b]);

@@ -33,7 +33,7 @@ typedef struct dkv_gpu_launch {
     const dualkv_problem *view;
     const dkv_plan *plan;
     dkv_run_kind run;
-    int backward;
+    int backward, move; /* move: in other memory than the last one */
 } dkv_gpu_launch;
 
 /* Runs one launch over the arena at `base`. *seconds: device time of the last run. `why`: words of an outcome

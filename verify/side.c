@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "case.h"
 #include "../ref/view.h"
@@ -64,6 +65,7 @@ dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const
     if (!rc) rc = checkRoom(&plan, &err);
     if (rc || dkv_openArena(&plan, &s->arena, &err)) return harness(s, &err);
     s->has_arena = true;
+    if (getrandom(&s->poison, sizeof s->poison, 0) < 0) s->poison = (uint32_t)(uintptr_t)s->arena.base >> 12;
     return DKV_W_OK;
 }
 
@@ -86,7 +88,7 @@ dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out) {
     dkv_err err = {0};
     memset(out, 0, sizeof *out);
     if (dkv_allocOutputs(s->l, &out->out, &err)) return harness(s, &err);
-    dkv_fillArena(&s->arena, dkv_poisonPattern(index), s->in);
+    dkv_fillArena(&s->arena, dkv_poisonPattern(s->poison, index), s->in);
     for (int backward = 0; backward <= (s->p->grad ? 1 : 0); backward++) {
         if (backward) dkv_poisonWorkspace(&s->arena);
         dkv_outcome o = dkv_launchCase(s->w, &s->arena, backward, &out->seconds[backward],

@@ -29,6 +29,7 @@ typedef struct dkv_side {
     uint8_t *q_own;
     dkv_arena arena;
     bool has_arena;
+    uint32_t poison; /* where its patterns begin */
 } dkv_side;
 
 /* Asks the kernel about the problem (canonical `line`; `packed`, `in`: its layout and inputs, borrowed) and,

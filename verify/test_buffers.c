@@ -42,7 +42,7 @@ static void setUp(fixture *f, const char *line, dkv_layout_kind layout, int32_t 
     memset(f->in.k, 2, (size_t)(v->tk * v->hkv * v->dqk) * e);
     memset(f->in.v, 3, (size_t)(v->tk * v->hkv * v->dv) * e);
     if (f->in.d_o) memset(f->in.d_o, 4, (size_t)(v->tq * v->hq * v->dv) * e);
-    dkv_fillArena(&f->arena, dkv_poisonPattern(0), &f->in);
+    dkv_fillArena(&f->arena, dkv_poisonPattern(0, 0), &f->in);
 }
 
 static void tearDown(fixture *f) {
@@ -239,13 +239,17 @@ static void strides_of_dO_are_its_own(void **state) {
 
 static void patterns_are_nan_in_every_type(void **state) {
     (void)state;
+    uint16_t first[4];
     for (int i = 0; i < 300; i++) {
-        uint16_t x = dkv_poisonPattern(i);
+        uint16_t x = dkv_poisonPattern(7, i);
+        for (int k = 0; k < 4; k++) first[k] = dkv_poisonPattern((uint32_t)i, k);
+        for (int k = 0; k < 4; k++) /* the runs of a case differ */
+            for (int j = 0; j < k; j++) assert_int_not_equal(first[k], first[j]);
         uint32_t wide = x * 0x10001u;
         float f;
         memcpy(&f, &wide, sizeof f);
         assert_true(isnan(dkv_decode16(x, DUALKV_BF16)) && isnan(dkv_decode16(x, DUALKV_FP16)) && isnan(f));
-        if (i) assert_true(x != dkv_poisonPattern(i - 1));
+        if (i) assert_true(x != dkv_poisonPattern(7, i - 1));
     }
 }
 

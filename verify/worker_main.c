@@ -25,6 +25,7 @@ typedef struct state {
     dkv_remote_server *oracle; /* instead of a kernel */
     dkv_problem problem;
     dkv_layout packed, replicated;
+    void *last;                 /* where the last arena was mapped */
     const dualkv_problem *view; /* the problem as the kernel sees it */
 } state;
 
@@ -134,17 +135,32 @@ static dkv_outcome noDevice(dkv_reply *r) {
     return DKV_W_HARNESS;
 }
 
+/* The arena, where the last one was: a kernel that remembers by address is to be given the chance. With `move` somewhere
+ * else. */
+static uint8_t *mapArena(state *s, const dkv_request *q, int fd) {
+    const size_t n = (size_t)q->plan.size;
+    void *taken = MAP_FAILED, *at = MAP_FAILED;
+    if (q->move && s->last)
+        taken = mmap(s->last, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    else if (s->last)
+        at = mmap(s->last, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
+    if (at == MAP_FAILED) at = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (taken != MAP_FAILED) munmap(taken, n);
+    if (at != MAP_FAILED) s->last = at;
+    return at;
+}
+
 static dkv_outcome launch(state *s, const dkv_request *q, int fd, dkv_reply *r) {
     const dualkv_kernel *k = &s->kernel.table;
     if (!s->view || fd < 0 || (q->backward && !k->backward)) return DKV_W_HARNESS;
     if (k->memory == DUALKV_CUDA && !s->gpu) return noDevice(r);
-    uint8_t *base = mmap(NULL, (size_t)q->plan.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    uint8_t *base = mapArena(s, q, fd);
     if (base == MAP_FAILED) {
         snprintf(r->text, sizeof r->text, "the worker cannot map %lld bytes", (long long)q->plan.size);
         return DKV_W_HARNESS;
     }
     uint64_t before = k->launches ? k->launches(s->kernel.self) : 0;
-    dkv_gpu_launch there = {k, s->kernel.self, s->view, &q->plan, s->problem.run, q->backward};
+    dkv_gpu_launch there = {k, s->kernel.self, s->view, &q->plan, s->problem.run, q->backward, q->move};
     dkv_outcome o = s->gpu ? dkv_launchOnGpu(s->gpu, &there, base, r->seconds, r->text, sizeof r->text)
                            : launchHere(s, q, base, r);
     munmap(base, (size_t)q->plan.size);
@@ -186,7 +202,7 @@ static dkv_outcome timeOnDevice(state *s, dkv_reply *r) {
     for (int b = 0; b < 2 && k->workspace; b++) work[b] = k->workspace(s->kernel.self, s->view, b);
     int rc = dkv_planBuffers(s->view, DKV_CONTIGUOUS, k->alignment, true, work[0], work[1], &plan, &err);
     if (!rc) rc = makeInputs(s, &in, &err);
-    dkv_gpu_launch c = {k, s->kernel.self, s->view, &plan, DKV_SINGLE, 0};
+    dkv_gpu_launch c = {k, s->kernel.self, s->view, &plan, DKV_SINGLE, 0, 0};
     dkv_outcome o = DKV_W_HARNESS;
     if (rc) snprintf(r->text, sizeof r->text, "%s", err.text);
     else o = dkv_timeOnGpu(s->gpu, &c, &in, &times, r->text, sizeof r->text);

@@ -1,0 +1,131 @@
+/* Other data in the buffers of the last run, then the first data again in other buffers: a kernel that remembers by address,
+ * or by the first bytes of a tensor, gives what it gave before.
+ *
+ * The other data need no oracle of their own. In the last KV head, and the query heads that use it, the upper half of the
+ * channels changes its sign: of Q and K together (no score changes; dQ and dK do their sign), of V and dO together (dP does
+ * not change; O and dV do their sign). Where the seed is even, heads are moved on by one besides, so that scores change,
+ * too. Truth and bound move along: rounding is symmetric. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "../ref/dtype.h"
+#include "derive.h"
+
+typedef struct moves {
+    int32_t hq, hkv;
+    bool rotated;
+} moves;
+
+/* Head whose data head h has, of Q-like (n = hq) and K-like tensors. */
+static int32_t sourceHead(const moves *m, int32_t h, bool by_key) {
+    int32_t group = m->hq / m->hkv;
+    if (!m->rotated) return h;
+    if (by_key) return (h + 1) % m->hkv;
+    return m->hkv > 1 ? (h + group) % m->hq : (h + 1) % m->hq;
+}
+
+static bool flipped(const moves *m, int32_t h, bool by_key, int32_t c, int32_t dim) {
+    int32_t kvh = by_key ? h : h / (m->hq / m->hkv);
+    return kvh == m->hkv - 1 && c >= dim / 2;
+}
+
+static void moveVectors(const moves *m, const void *from, void *to, int64_t rows, bool by_key, int32_t dim, size_t elt) {
+    int32_t heads = by_key ? m->hkv : m->hq;
+    for (int64_t t = 0; from && t < rows; t++)
+        for (int32_t h = 0; h < heads; h++) {
+            char *x = (char *)to + (size_t)((t * heads + h) * dim) * elt;
+            memcpy(x, (const char *)from + (size_t)((t * heads + sourceHead(m, h, by_key)) * dim) * elt, (size_t)dim * elt);
+            for (int32_t c = 0; c < dim; c++)
+                if (flipped(m, h, by_key, c, dim)) x[(size_t)(c + 1) * elt - 1] ^= (char)0x80; /* the sign's byte */
+        }
+}
+
+static int moveInputs(const dkv_side *s, const moves *m, dkv_inputs *out, dkv_err *err) {
+    const dualkv_problem *v = &s->l->view;
+    const dkv_inputs *in = s->in;
+    size_t elt = dkv_dtypeSize((dualkv_dtype)v->dtype);
+    int rc = dkv_allocInputs(s->l, out, err);
+    if (rc) return rc;
+    moveVectors(m, in->q, out->q, v->tq, false, v->dqk, elt);
+    moveVectors(m, in->k, out->k, v->tk, true, v->dqk, elt);
+    moveVectors(m, in->v, out->v, v->tk, true, v->dv, elt);
+    moveVectors(m, in->d_o, out->d_o, v->tq, false, v->dv, elt);
+    for (int32_t h = 0; h < v->hq; h++) {
+        int32_t from = sourceHead(m, h, false);
+        if (in->d_lse) memcpy(out->d_lse + h * v->tq, in->d_lse + from * v->tq, (size_t)v->tq * sizeof *in->d_lse);
+        if (in->sink) out->sink[h] = in->sink[from];
+    }
+    return 0;
+}
+
+/* One tensor of a run against the truth, moved along. */
+static void compareMoved(const dkv_case *c, const moves *m, const dkv_outputs *got, dkv_tensor_id id, dkv_tally *t) {
+    const dualkv_problem *v = &c->packed.view;
+    const double *x = dkv_outputAt(got, id), *truth = dkv_outputAt(&c->oracle.truth, id);
+    const double *bound = dkv_outputAt(&c->oracle.bound, id);
+    bool by_key = id == DKV_DK || id == DKV_DV, rowless = id == DKV_LSE || id == DKV_DSINK;
+    int32_t heads = by_key ? v->hkv : v->hq, dim = rowless ? 1 : id == DKV_O || id == DKV_DV ? v->dv : v->dqk;
+    int64_t rows = id == DKV_DSINK ? 1 : by_key ? v->tk : v->tq;
+    if (!x || (c->kernel.d.absent >> id & 1)) return;
+    for (int64_t r = 0; r < rows; r++)
+        for (int32_t h = 0; h < heads; h++) {
+            int32_t from = m ? sourceHead(m, h, by_key) : h;
+            int64_t at = rowless ? h * rows + r : (r * heads + h) * dim, was = rowless ? from * rows + r : (r * heads + from) * dim;
+            for (int32_t k = 0; k < dim; k++) {
+                double sign = m && !rowless && flipped(m, h, by_key, k, dim) ? -1 : 1, want = sign * truth[was + k];
+                double allowed = bound[was + k];
+                if (!dkv_isClaimed(c, id, want, allowed)) continue;
+                dkv_compareValues(want, x[at + k], want, want, allowed, id, at + k, t);
+            }
+        }
+}
+
+/* One run and what it says. m: NULL where the data are the case's own. */
+static bool runAgain(dkv_case *c, const moves *m, int index, const char *what, dkv_finding *f) {
+    dkv_run run = {0};
+    dkv_outputs packed = {0};
+    dkv_err err = {0};
+    dkv_tally t = {0};
+    bool replicated = c->kernel.d.replicated;
+    dkv_outcome o = dkv_runSide(&c->kernel, index, &run);
+    if (!dkv_cameThrough(c, o, what, f)) goto done;
+    if (dkv_packRun(&c->kernel, &c->packed, &run.out, &packed, &err)) {
+        dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_HARNESS_ERROR, "%.300s", err.text);
+        goto done;
+    }
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) compareMoved(c, m, &packed, (dkv_tensor_id)id, &t);
+    dkv_judgeTally(c, &t, DKV_ST_FAILED, what, NULL, f);
+    if (f->state != DKV_CHECK_DEFECT && run.damage.outside)
+        dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_OUT_OF_BOUNDS, "with %s: %.120s", what, run.damage.outside_where);
+    if (f->state != DKV_CHECK_DEFECT && run.damage.mutated)
+        dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_INPUT_MUTATED, "with %s: %.120s", what, run.damage.mutated_where);
+done:
+    if (replicated) dkv_freeOutputs(&packed);
+    dkv_freeRun(&run);
+    return f->state != DKV_CHECK_DEFECT;
+}
+
+void dkv_checkReuse(dkv_case *c, dkv_finding *f) {
+    dkv_side *s = &c->kernel;
+    const dkv_inputs *own = s->in;
+    moves m = {c->p->hq, c->p->hkv, c->p->seed % 2 == 0 && !c->p->alibi};
+    dkv_inputs other = {0};
+    dkv_err err = {0};
+    bool foreign = s->w && s->w->spec.kind != DKV_SPEC_NAME;
+    if (c->options->nested || dkv_isFiles(s->w) || (!foreign && !dkv_worthDeriving(c, "reuse"))) return;
+    dkv_description again; /* other checks have told the kernel of other problems */
+    if (!dkv_cameThrough(c, dkv_describeCase(s->w, c->line, &again), "the case described again", f)) return;
+    if (moveInputs(s, &m, &other, &err)) {
+        dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_HARNESS_ERROR, "%.300s", err.text);
+        return;
+    }
+    s->in = &other;
+    bool good = runAgain(c, &m, DKV_RUNS_MAX, "other data in the same buffers", f);
+    s->in = own;
+    if (good) {
+        s->w->move = true;
+        runAgain(c, NULL, DKV_RUNS_MAX + 1, "the same data in other buffers", f);
+        s->w->move = false;
+    }
+    dkv_freeInputs(&other);
+}
