@@ -284,11 +284,12 @@ void dkv_fillArena(dkv_arena *a, uint16_t pattern, const dkv_inputs *in) {
         if (w->present && from[s]) eachRun(w, isLse(s), a->shadow, copyIn, &c);
     }
     memcpy(a->base, a->shadow, (size_t)a->plan.size);
+    dkv_poisonWorkspace(a);
 }
 
 void dkv_poisonWorkspace(dkv_arena *a) {
     const dkv_view *w = &a->plan.view[DKV_SLOT_WORK];
-    if (w->present) paint(a->base + w->offset, w->rows, a->pattern);
+    if (w->present) paint(a->base + w->offset, w->rows, a->pattern ^ 0x8000);
 }
 
 /* ---- reading back ---- */

@@ -88,7 +88,8 @@ int dkv_openArena(const dkv_plan *plan, dkv_arena *a, dkv_err *err);
 void dkv_closeArena(dkv_arena *a);
 /* Poisons everything and writes the inputs. */
 void dkv_fillArena(dkv_arena *a, uint16_t pattern, const dkv_inputs *in);
-/* Poisons the workspace again: its contents are undefined at each launch. */
+/* Poisons the workspace again: its contents are undefined at each launch. With a pattern of its own: an output that was
+ * computed from it is not one that was never written. */
 void dkv_poisonWorkspace(dkv_arena *a);
 /* Compares what the launch (backward = 0, 1) must not have changed. After forward O and LSE become inputs. */
 void dkv_checkArena(dkv_arena *a, int backward, dkv_damage *d);

@@ -152,7 +152,7 @@ static void testBreakage(tally *t, const dkv_breakage *b) {
     if (rc) {
         say(t, false, what, err.text);
     } else {
-        dkv_initWorker(&w, &kernel, b->expected == DKV_ST_TIMEOUT ? 0.5 : 20);
+        dkv_initWorker(&w, &kernel, b->timeout > 0 ? b->timeout : 20);
         dkv_runCase(&p, &w, &options, r);
         int again = w.pid ? 1 : dkv_startWorker(&w) == DKV_W_OK; /* and the next case has a worker */
         dkv_stopWorker(&w);

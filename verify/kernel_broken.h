@@ -12,6 +12,7 @@ typedef struct dkv_breakage {
     const char *how, *doc;
     const char *line;    /* a problem line on which it must show */
     dkv_status expected; /* DKV_ST_PASSED: a control */
+    double timeout;      /* seconds for a launch; 0: any */
 } dkv_breakage;
 
 const dkv_breakage *dkv_listBreakage(int i); /* NULL past the end */

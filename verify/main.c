@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "guard.h"
 #include "status.h"
 #include "version.h"
 #include "worker.h"
@@ -141,5 +142,6 @@ static int runCommand(int argc, char **argv) {
 int main(int argc, char **argv) {
     holdDescriptors();
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) leave(dkv_serveWorker(argv[2]));
+    dkv_guardCoordinator();
     leave(runCommand(argc, argv));
 }

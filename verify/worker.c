@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "pyhost.h"
+#include "guard.h"
 #include "wire.h"
 
 extern char **environ;
@@ -106,6 +107,7 @@ void dkv_stopWorker(dkv_worker *w) {
     kill(-w->pid, SIGKILL); /* its process group: whatever the kernel started, too */
     kill(w->pid, SIGKILL);
     while (waitpid(w->pid, NULL, 0) < 0 && errno == EINTR) continue;
+    dkv_dropChild(w->pid);
     closeChannel(w);
 }
 
@@ -138,11 +140,12 @@ static void bury(dkv_worker *w, const char *during) {
         kill(w->pid, SIGKILL);
         while (waitpid(w->pid, NULL, 0) < 0 && errno == EINTR) continue;
     }
+    dkv_dropChild(w->pid);
     closeChannel(w);
 }
 
 /* This program again, or the interpreter of a Python file; `channel` becomes its CHANNEL_FD. */
-static int spawn(dkv_worker *w, int channel, int output) {
+static int spawnLocked(dkv_worker *w, int channel, int output) {
     char word[16], exe[] = "/proc/self/exe";
     snprintf(word, sizeof word, "%d", CHANNEL_FD);
     char *own[] = {"dualkv", DKV_WORKER_ARG, word, NULL}, **argv = own, **envp = environ, *program = exe;
@@ -175,6 +178,14 @@ static int spawn(dkv_worker *w, int channel, int output) {
     posix_spawnattr_destroy(&attr);
     dkv_freeCommandLine(&python);
     if (rc) w->pid = 0;
+    else dkv_addChild(w->pid);
+    return rc;
+}
+
+static int spawn(dkv_worker *w, int channel, int output) {
+    dkv_lockChildren();
+    int rc = spawnLocked(w, channel, output);
+    dkv_unlockChildren();
     return rc;
 }
 
@@ -241,6 +252,12 @@ static int sendRequest(const dkv_worker *w, const dkv_request *q, int arena_fd) 
     return n == (ssize_t)sizeof *q ? 0 : -1;
 }
 
+/* It ended, and what it left behind may hold the socket open. */
+static bool hasEnded(const dkv_worker *w) {
+    siginfo_t info = {0};
+    return w->pid > 0 && waitid(P_PID, (id_t)w->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == w->pid;
+}
+
 /* Waits for the answer, drains the kernel's output, watches the clock. */
 static dkv_outcome awaitReply(dkv_worker *w, const dkv_request *q, const char *during, dkv_reply *r) {
     double end = now() + w->timeout;
@@ -255,16 +272,17 @@ static dkv_outcome awaitReply(dkv_worker *w, const dkv_request *q, const char *d
             else snprintf(w->why, sizeof w->why, "no answer within %.3g s %s", w->timeout, during);
             return stopped ? DKV_W_STOPPED : DKV_W_TIMEOUT;
         }
-        poll(p, 2, left > 0.1 ? 100 : (int)(left * 1000) + 1);
+        bool ended = hasEnded(w); /* before the poll: its last words are still heard */
+        poll(p, 2, ended ? 0 : left > 0.1 ? 100 : (int)(left * 1000) + 1);
         if (p[1].revents & POLLIN) drainOutput(w);
         if (p[1].revents & (POLLHUP | POLLERR) &&
             !(p[1].revents & POLLIN)) { /* it closed stdout: its right */
             close(w->output);
             w->output = -1;
         }
-        if (!(p[0].revents & (POLLIN | POLLHUP | POLLERR))) continue;
+        if (!(p[0].revents & (POLLIN | POLLHUP | POLLERR)) && !ended) continue;
         ssize_t n = recv(w->socket, r, sizeof *r, MSG_DONTWAIT | MSG_TRUNC);
-        if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+        if (n < 0 && (errno == EAGAIN || errno == EINTR) && !ended) continue;
         if (n == (ssize_t)sizeof *r && r->magic == DKV_WIRE_MAGIC && r->sequence == q->sequence &&
             r->outcome >= DKV_W_OK && r->outcome <= DKV_W_HARNESS) {
             drainOutput(w);

@@ -11,8 +11,10 @@
 
 #include "../data/fill.h"
 #include "../data/suite.h"
+#include "case.h"
 #include "dualkv.h"
 #include "gpu.h"
+#include "guard.h"
 #include "remote.h"
 #include "wire.h"
 
@@ -70,6 +72,7 @@ static dkv_outcome openSpec(state *s, const dkv_request *q, dkv_reply *r) {
         snprintf(r->text, sizeof r->text, "%s", err.text);
         return DKV_W_ERROR;
     }
+    if (!s->table && s->kernel.table.memory == DUALKV_HOST) dkv_limitWorker(dkv_availableMemory());
     r->description.memory = s->kernel.table.memory;
     r->description.replicated = s->kernel.table.replicated;
     if (s->kernel.table.memory != DUALKV_CUDA || !dkv_openGpu(s->kernel.so, &s->gpu, &r->gpu, &err))
@@ -272,8 +275,7 @@ static int serve(int channel, const dualkv_kernel *table, const char *options) {
 }
 
 int dkv_serveWorker(const char *fd_word) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);               /* a kernel that hangs must not outlive its coordinator */
-    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* no core files of crashing kernels */
+    dkv_guardWorker();
     setvbuf(stdout, NULL, _IOLBF, 0);
     return serve(atoi(fd_word), NULL, NULL);
 }
