@@ -208,6 +208,9 @@ bundle: all cuda ## build/bundle and bundle.tar.gz: run on a machine without the
 	mkdir $(B)/bundle/data && cp -r data/suites data/corpus data/recorded data/waivers.txt $(B)/bundle/data/
 	for l in $$(ldd $(B)/dualkv | awk '/openblas|cjson|quadmath|gfortran/ {print $$3}'); do cp -L $$l $(B)/bundle/lib/; done
 	$(CC) $(LDFLAGS) -rdynamic $(B)/obj/verify/main.o $(B)/libdualkv.a $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/dualkv
+	$(CC) -shared $(LDFLAGS) $(OBJ) $(LDLIBS) $(BUNDLE_RPATH) -Wl,--version-script=verify/dualkv.map \
+	  -o $(B)/bundle/libdualkv.so
+	mkdir $(B)/bundle/python && cp -r verify/python/dualkv $(B)/bundle/python/
 	for t in test_device test_oracle; do [ ! -f $(B)/$$t ] || $(CC) $(LDFLAGS) $(B)/obj/cuda/$$t.o $(B)/libdualkv.a \
 	  $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/$$t || exit 1; done
 	tar -C $(B) -czf $(B)/bundle.tar.gz bundle

@@ -14,6 +14,7 @@ import tempfile
 import unittest
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Callable, Iterable
 
 from . import _lib, host
@@ -172,6 +173,21 @@ def _case(record: dict[str, Any], replay: Callable[[str], str] | None) -> Case:
 # ---- the program ----
 
 
+@lru_cache(maxsize=None)
+def _program() -> str:
+    """The program, of the same build as the library: they exchange plain structs."""
+    path, lib = str(_lib.program_path()), _lib.lib()
+    want = f"dualkv {lib.dualkv_version().decode()}, commit {lib.dualkv_commit().decode()}"
+    try:
+        done = subprocess.run([path, "version"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as e:
+        raise _lib.LibraryError(f"{path}: cannot be run: {e.strerror}") from None
+    said = (done.stdout.splitlines() or [f"it ended with {done.returncode}"])[0]
+    if said != want:
+        raise _lib.LibraryError(f"{path} and {_lib.library_path()} are of two builds: '{said}' and '{want}'")
+    return path
+
+
 def _complain(code: int, text: str) -> _lib.DualKVError:
     last = text.strip().splitlines()[-1] if text.strip() else f"it ended with {code} and said nothing"
     last = re.sub(r"^dualkv: ", "", last)
@@ -183,12 +199,8 @@ def _run(arguments: list[str], child_end: socket.socket | None,
          serve: Callable[[], None] | None) -> tuple[int, list[dict[str, Any]], str]:
     """The program with these arguments, served until it ends: exit code, records, words."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as words:
-        try:
-            child = subprocess.Popen([str(_lib.program_path()), *arguments], stdin=subprocess.DEVNULL, stdout=out,
-                                     stderr=words, pass_fds=[child_end.fileno()] if child_end else [],
-                                     env=environment())
-        except OSError as e:
-            raise _lib.LibraryError(f"{_lib.program_path()}: cannot be run: {e.strerror}") from None
+        child = subprocess.Popen([_program(), *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=words,
+                                 pass_fds=[child_end.fileno()] if child_end else [], env=environment())
         try:
             if child_end:
                 child_end.close()

@@ -16,6 +16,24 @@ uint32_t dualkv_api(void) { return %d; }
 const char *dualkv_version(void) { return "%s"; }
 """
 
+USE = """
+#include "dualkv.h"
+#include "dualkv_kernel.h"
+#include <stdio.h>
+int main(void) {
+    dualkv_case *c = NULL;
+    dualkv_error err;
+    float sink[2];
+    if (dualkv_open("shape=4+2x3 heads=2:1 dim=16 sinklogit=5.5", &c, &err)) return 1;
+    if (dualkv_inputs(c, DUALKV_PACKED, DUALKV_SINK, DUALKV_FLOAT, sink, sizeof sink, &err)) return 1;
+    printf("%lld %.1f ", (long long)dualkv_view(c, DUALKV_REPLICATED)->tq, sink[0] > 5 && sink[0] < 6 ? 5.5 : 0.0);
+    dualkv_close(c);
+    if (dualkv_open("shape=4+", &c, &err) != DUALKV_USER_ERROR) return 1;
+    printf("%d\\n", (int)err.position);
+    return 0;
+}
+"""
+
 
 def fake(folder, api=1, version="9.9.9", names=()):
     """A library with these functions that do nothing."""
@@ -59,6 +77,38 @@ class Library(unittest.TestCase):
         self.assertIn("LibraryError: DUALKV_LIBRARY=/nonexistent.so: no such file", done.stderr)
         done = self.run_python("from dualkv import __main__ as m; m.main()", DUALKV_PROGRAM="/nonexistent")
         self.assertEqual((done.returncode, done.stderr), (1, "dualkv: DUALKV_PROGRAM=/nonexistent: no such file\n"))
+
+    def test_a_program_of_another_build(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "dualkv")
+            for text, words in (("#!/bin/sh\necho dualkv 9.9.9, commit abc\n", "of two builds: 'dualkv 9.9.9, commit abc' and"),
+                                ("#!/bin/sh\nexit 5\n", "of two builds: 'it ended with 5' and"),
+                                ("not a program", "cannot be run: ")):
+                with open(path, "w") as f:
+                    f.write(text)
+                os.chmod(path, 0o755)
+                done = self.run_python("import dualkv\ndualkv.check('emu', 'shape=4')", DUALKV_PROGRAM=path)
+                self.assertIn("dualkv._lib.LibraryError: ", done.stderr)
+                self.assertIn(words, done.stderr)
+
+    @unittest.skipUnless(shutil.which(os.environ.get("CC", "gcc")), "no compiler")
+    def test_a_c_program(self):
+        """The two public headers, side by side as installed, and the library; as C11 and, where it is, as C++."""
+        root = pathlib.Path(__file__).resolve().parent.parent.parent.parent
+        with tempfile.TemporaryDirectory() as folder:
+            for header in ("ref/dualkv_kernel.h", "verify/dualkv.h"):
+                shutil.copy(root / header, folder)
+            with open(os.path.join(folder, "use.c"), "w") as f:
+                f.write(USE)
+            library = _lib.library_path()
+            for compiler, language in ((os.environ.get("CC", "gcc"), ["-std=c11"]), ("g++", ["-xc++"])):
+                if not shutil.which(compiler):
+                    continue
+                command = [compiler, *language, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "use.c", "-xnone", str(library),
+                           f"-Wl,-rpath,{library.parent}", "-o", "use"]
+                subprocess.run(command, cwd=folder, check=True)
+                out = subprocess.run(["./use"], cwd=folder, capture_output=True, text=True)
+                self.assertEqual(out.stdout, "18 5.5 9\n", out.stderr)
 
     def test_the_module_is_the_program(self):
         code = "import sys\nsys.argv = ['dualkv', %s]\nfrom dualkv.__main__ import main\nmain()"

@@ -1,6 +1,7 @@
 """Problems and inputs: against NumPy written from the definitions, and against a small independent generator of rows."""
 
 import ctypes
+import doctest
 import os
 import pickle
 import unittest
@@ -8,6 +9,7 @@ import unittest
 import numpy as np
 
 import dualkv
+import dualkv.problem
 from dualkv import _lib
 
 LINES = [
@@ -175,6 +177,12 @@ class Library(unittest.TestCase):
 
     def test_structures_have_the_size_that_the_library_says(self):
         self.assertEqual(dualkv.Problem("shape=4").view().size, ctypes.sizeof(_lib.CProblem))
+
+
+def load_tests(loader, tests, pattern):
+    """The examples in docstrings, too."""
+    tests.addTests(doctest.DocTestSuite(dualkv.problem))
+    return tests
 
 
 if __name__ == "__main__":
