@@ -90,6 +90,19 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(dualkv.check(fn, LINE).status, "UNSUPPORTED")
         self.assertTrue(dualkv.check(fn, LINE, backward=kernels.attention_backward).passed)
 
+    def test_which_case_decides(self):
+        def result(code, *statuses):
+            return dualkv.Result(tuple(dualkv.Case(f"shape={i}", s, f"why {s}", "", 0, {}, {}) for i, s in enumerate(statuses)),
+                                 code, "")
+
+        for code, statuses, want, line in ((0, ("PASSED", "UNSUPPORTED"), "PASSED", "shape=1"),
+                                           (1, ("INCONCLUSIVE", "UNSUPPORTED", "PASSED", "BIASED", "FAILED"), "BIASED", "shape=3"),
+                                           (4, ("UNSUPPORTED", "PASSED", "INCONCLUSIVE"), "INCONCLUSIVE", "shape=2"),
+                                           (3, ("UNSUPPORTED",), "UNSUPPORTED", "shape=0"),
+                                           (4, ("PASSED", "PASSED"), "INCONCLUSIVE", "shape=0")):
+            r = result(code, *statuses)
+            self.assertEqual((r.status, r.line, r.passed, bool(r.why)), (want, line, code == 0, code != 0))
+
     def test_numbers_that_json_has_no_word_for(self):
         got = checks._numbers({"a": "nan", "b": {"c": "-inf", "region": "prompt"}, "d": 1.5})
         self.assertTrue(math.isnan(got["a"]))

@@ -91,6 +91,16 @@ class Library(unittest.TestCase):
                 self.assertIn("dualkv._lib.LibraryError: ", done.stderr)
                 self.assertIn(words, done.stderr)
 
+    def test_a_program_that_says_nothing_of_any_case(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "dualkv")
+            version = f"dualkv {_lib.VERSION}, commit {_lib.lib().dualkv_commit().decode()}"
+            with open(path, "w") as f:
+                f.write(f"#!/bin/sh\n[ $1 = version ] && echo '{version}' && exit 0\necho 'dualkv: out of luck' >&2\nexit 3\n")
+            os.chmod(path, 0o755)
+            done = self.run_python("import dualkv\ndualkv.check('emu', 'shape=4')", DUALKV_PROGRAM=path)
+            self.assertTrue(done.stderr.endswith("dualkv._lib.DualKVError: out of luck\n"), done.stderr)
+
     @unittest.skipUnless(shutil.which(os.environ.get("CC", "gcc")), "no compiler")
     def test_a_c_program(self):
         """The two public headers, side by side as installed, and the library; as C11 and, where it is, as C++."""
