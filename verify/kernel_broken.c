@@ -166,6 +166,7 @@ static void leaveProcess(void) {
     fflush(stdout);
 }
 
+#ifndef __SANITIZE_ADDRESS__
 /* Can the parent's memory be read, by either way? (Where it lies may be seen; what is in it must not.) */
 static bool canPeek(void) {
     char path[64];
@@ -182,9 +183,13 @@ static bool canPeek(void) {
     struct iovec here = {&byte, 1}, there = {(void *)from, 1};
     return can || process_vm_readv(getppid(), &here, 1, &there, 1, 0) == 1;
 }
+#endif
 
 /* Until malloc says no; none of it is touched. */
 static int64_t takeAll(void) {
+#ifdef __SANITIZE_ADDRESS__ /* a sanitizer's malloc takes real memory, and ends the process */
+    return 0;
+#endif
     enum { PART = 256 << 20 };
     void *first = NULL, **part;
     int64_t parts = 0;
@@ -315,10 +320,12 @@ static int run(void *self, const dualkv_launch *l, int backward, char *err, size
         snprintf(err, n, "refused after %lld parts of 256 MiB", (long long)takeAll());
         return 1;
     }
+#ifndef __SANITIZE_ADDRESS__ /* the coordinator is open then, see guard.c */
     if (is(b, "peek") && canPeek()) {
         snprintf(err, n, "the coordinator's memory can be read");
         return 1;
     }
+#endif
     if (is(b, "error")) {
         snprintf(err, n, "the grid is too large");
         return 7;
