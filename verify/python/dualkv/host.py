@@ -46,6 +46,7 @@ _OPEN = CFUNCTYPE(c_void_p, c_char_p, c_void_p, c_size_t)
 _CLOSE = CFUNCTYPE(None, c_void_p)
 _REFUSES = CFUNCTYPE(c_void_p, c_void_p, POINTER(_lib.CProblem))
 _ASKS = CFUNCTYPE(c_int, c_void_p, POINTER(_lib.CProblem))
+_COUNTS = CFUNCTYPE(c_uint64, c_void_p)
 _RUNS = CFUNCTYPE(c_int, c_void_p, POINTER(CLaunch), c_void_p, c_size_t)
 
 
@@ -55,7 +56,7 @@ class CKernel(ctypes.Structure):
     _fields_ = [("size", c_uint32), ("abi", c_uint32), ("name", c_char_p), ("doc", c_char_p), ("memory", c_int32),
                 ("alignment", c_int32), ("replicated", c_int32), ("absent", c_int32), ("open", _OPEN),
                 ("close", _CLOSE), ("refuses", _REFUSES), ("arithmetic", c_void_p), ("deterministic", _ASKS),
-                ("workspace", c_void_p), ("forward", _RUNS), ("backward", _RUNS), ("launches", c_void_p)]
+                ("workspace", c_void_p), ("forward", _RUNS), ("backward", _RUNS), ("launches", _COUNTS)]
 
 
 class SpecError(Exception):
@@ -132,8 +133,9 @@ class Function:
     """A function, its backward if it has one of its own, and how both are called.
 
     What is not among the spec's `options` is an attribute of the function (``fn.convention = "sdpa"``; also ``device``,
-    ``arrays``, ``lse``, ``deterministic``, ``backward``, ``refuses``), or, for the convention, ``CONVENTION`` in its module.
-    ``refuses(problem)`` returns None or the reason why a problem is not supported. `convention`: where nothing else says.
+    ``arrays``, ``lse``, ``deterministic``, ``align``, ``backward``, ``refuses``, ``launches``), or, for the convention, ``CONVENTION`` in its module.
+    ``refuses(problem)`` returns None or the reason why a problem is not supported; ``launches()`` how often its own code ran
+    so far, so that a fallback does not pass for it. `convention`: where nothing else says.
     """
 
     def __init__(self, function: Any, backward: Any = None, options: dict[str, str] | None = None,
@@ -146,7 +148,7 @@ class Function:
         self.files = [f for f in files if f]
         own = getattr(function, "backward", None)  # a function, or True or False
         self.backward = backward if backward is not None else own if callable(own) else None
-        self.refuses = self._attribute("refuses")
+        self.refuses, self.launches = self._attribute("refuses"), self._attribute("launches")
         self._choose_convention(convention)
         self._choose_arrays(torch_seen)
         takes = _taker(function)
@@ -592,8 +594,8 @@ class Table:
         known = function if isinstance(function, Function) else None
         self.callbacks = (_OPEN(self._open), _CLOSE(lambda _: None), _REFUSES(self._refuses), _ASKS(self._deterministic),
                           _RUNS(lambda _, l, err, n: self._run(l, err, n, False)),
-                          _RUNS(lambda _, l, err, n: self._run(l, err, n, True)))
-        opens, closes, refuses, asks, forward, backward = self.callbacks
+                          _RUNS(lambda _, l, err, n: self._run(l, err, n, True)), _COUNTS(self._launches))
+        opens, closes, refuses, asks, forward, backward, counts = self.callbacks
         self.c = CKernel(size=ctypes.sizeof(CKernel), abi=1, name=b"python", doc=b"a Python function",
                          memory=CUDA if cuda else HOST, alignment=known.alignment if known else 1,
                          replicated=int(known is not None and known.convention.layout == "replicated"),
@@ -601,6 +603,8 @@ class Table:
                          open=opens, close=closes, refuses=refuses, deterministic=asks, forward=forward)
         if known is None or known.has_backward:
             self.c.backward = backward
+        if known is not None and known.launches is not None:
+            self.c.launches = counts
 
     def _open(self, options: bytes, err: int, room: int) -> int | None:
         if isinstance(self.function, str):
@@ -610,6 +614,14 @@ class Table:
 
     def _deterministic(self, _: Any, p: Any) -> int:
         return int(isinstance(self.function, Function) and self.function.deterministic)
+
+    def _launches(self, _: Any) -> int:
+        assert isinstance(self.function, Function)
+        try:
+            return int(self.function.launches())
+        except Exception:  # it counted nothing
+            traceback.print_exc()
+            return 0
 
     def _refuses(self, _: Any, p: Any) -> int | None:
         assert isinstance(self.function, Function)

@@ -1,0 +1,151 @@
+"""FILE.py:FUNCTION as a kernel: each dishonest one gets its status, and the run finishes the other cases."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+from dualkv import _lib, host
+from dualkv.conventions import TABLE, names
+
+ROOT = Path(__file__).resolve().parents[3]
+DISHONEST = ROOT / "verify" / "testkernels" / "dishonest.py"
+LINE = "shape=12+2x5 heads=2:1 dim=8 dtype=fp32"
+ABA = LINE + " run=aba"
+
+
+def dualkv(*words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([str(_lib.program_path()), *words], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, **env})
+
+
+def statuses(lines: list[str], functions: list[str], *words: str) -> "dict[str, list[dict[str, Any]]]":
+    """Records of each function, in the order of the lines."""
+    kernels = [w for f in functions for w in ("--kernel", f"{DISHONEST}:{f}")]
+    with tempfile.TemporaryDirectory() as folder:
+        records = os.path.join(folder, "records.jsonl")
+        dualkv("check", *lines, *kernels, "--json", records, "--quiet", *words)
+        found = [json.loads(x) for x in Path(records).read_text().splitlines()]
+    return {f: [r for r in found if r["kernel"].endswith(":" + f)] for f in functions}
+
+
+class Dishonest(unittest.TestCase):
+    def expect(self, expected: "dict[str, str]", lines: list[str], *words: str) -> None:
+        got = statuses(lines, list(expected), *words)
+        for name, status in expected.items():
+            with self.subTest(kernel=name):
+                self.assertEqual([r["status"] for r in got[name]], [status] * len(lines), [r["why"] for r in got[name]])
+
+    def test_wrong_answers(self) -> None:
+        self.expect({"honest": "PASSED", "zeros": "FAILED", "copy_of_q": "FAILED", "previous": "FAILED",
+                     "by_pointer": "FAILED", "nothing": "UNWRITTEN", "last_row_left": "UNWRITTEN",
+                     "mutates": "INPUT_MUTATED", "overruns": "OUT_OF_BOUNDS", "unsteady": "NONDETERMINISTIC",
+                     "fallback": "NOT_RUN"}, [ABA])
+
+    def test_crashes(self) -> None:
+        self.expect({"exits": "CRASHED", "exits_at_once": "CRASHED", "killed": "CRASHED", "segfault": "CRASHED",
+                     "garbles": "CRASHED", "raises": "NOT_RUN", "wrong_shape": "NOT_RUN", "wrong_type": "NOT_RUN",
+                     "returns_none": "NOT_RUN", "honest": "PASSED"}, [LINE, LINE + " seed=2"])
+
+    def test_a_hang_ends(self) -> None:
+        self.expect({"hangs": "TIMEOUT", "honest": "PASSED"}, [LINE], "--timeout", "8")
+
+    def test_null_kernels_fail_everywhere(self) -> None:
+        got = statuses(["smoke"], ["zeros", "copy_of_q"], "--jobs", "2")
+        for name, records in got.items():
+            self.assertGreater(len(records), 20)
+            judged = [r["status"] for r in records if r["status"] != "UNSUPPORTED"]
+            self.assertGreater(len(judged), 10)
+            self.assertEqual({s for s in judged}, {"FAILED"}, name)
+
+
+class Messages(unittest.TestCase):
+    def refused(self, spec: str, says: str, *words: str) -> None:
+        r = dualkv("check", LINE, "--kernel", spec, *words)
+        self.assertEqual((r.returncode, r.stdout), (2, ""), r.stdout + r.stderr)
+        self.assertEqual(r.stderr.count("\n"), 1, r.stderr)
+        self.assertIn(says, r.stderr)
+
+    def test_what_cannot_be_opened(self) -> None:
+        with tempfile.TemporaryDirectory() as d:
+            for name, text in {"imports": "import numpy\nimport not_there\n", "syntax": "x = 1\ndef f(:\n",
+                               "leaves": "import os\nos._exit(3)\n", "plain": "def f(q, k, v): pass\ng = 3\n"}.items():
+                Path(d, name + ".py").write_text(text)
+            self.refused(f"{d}/imports.py:f", "No module named 'not_there' (imports.py, line 2")
+            self.refused(f"{d}/syntax.py:f", "syntax.py, line 2")
+            self.refused(f"{d}/leaves.py:f", "exit(3)")
+            self.refused(f"{d}/plain.py:h", "has no 'h' (it has f)")
+            self.refused(f"{d}/plain.py:g", "'g' is not a function")
+            self.refused(f"{d}/plain.py", "which function?")
+            self.refused(f"{d}/none.py:f", "cannot read")
+            self.refused(f"{d}/plain.py:f", "passes problem=")
+            self.refused(f"{d}/plain.py:f", "did you mean 'sdpa'", "--convention", "spda")
+            self.refused(f"{d}/plain.py:f+convntion=sdpa", "did you mean 'convention'")
+
+    def test_no_interpreter(self) -> None:
+        r = dualkv("check", LINE, "--kernel", f"{DISHONEST}:honest", DUALKV_PYTHON="/nowhere/python")
+        self.assertEqual((r.returncode, r.stdout), (2, ""))
+        self.assertIn("DUALKV_PYTHON=/nowhere/python", r.stderr)
+
+    def test_a_traceback_is_shown(self) -> None:
+        r = dualkv("check", LINE, "--kernel", f"{DISHONEST}:raises")
+        self.assertEqual(r.returncode, 1)
+        self.assertIn("ValueError: the grid is too large (dishonest.py, line", r.stdout)
+        self.assertIn("Traceback (most recent call last)", r.stdout)
+
+    def test_a_wrong_scale(self) -> None:
+        with tempfile.TemporaryDirectory() as d:
+            self.assertEqual(dualkv("init", f"{d}/k.py:f").returncode, 0)
+            path = Path(d, "k.py")
+            path.write_text(path.read_text().replace("s = scale *", "s = 1.1 * scale *"))
+            r = dualkv("check", "shape=20+2x7 heads=4:2", "--kernel", f"{path}:f")
+            self.assertEqual(r.returncode, 1, r.stdout)
+            self.assertIn("times what rounding allows at group 0", r.stdout)
+            self.assertIn("replay: dualkv replay 'shape=20+2x7 heads=4:2' --kernel", r.stdout)
+
+
+class Conventions(unittest.TestCase):
+    def test_rows_and_lines_agree(self) -> None:
+        self.assertEqual([n.name for n in names()], list(TABLE))
+        listed = dualkv("list", "conventions").stdout.splitlines()
+        self.assertEqual([x.split()[0] for x in listed], list(TABLE))
+
+    def test_start_files_pass(self) -> None:
+        torch = importlib.util.find_spec("torch") is not None
+        if not torch:
+            print("torch is not installed: start files of conventions other than packed are not run")
+        lines = ["shape=20+2x7 heads=4:2 dim=32", "shape=9+3x4/5+6 heads=2:2 dim=16 dtype=fp32",
+                 "shape=9+3x4/5+6 heads=2:2 dim=16 dtype=fp32 grad=off"]
+        with tempfile.TemporaryDirectory() as d:
+            for n in names():
+                target = f"{d}/{n.name.replace('-', '_')}.py:mine"
+                self.assertEqual(dualkv("init", target, "--convention", n.name).returncode, 0)
+                again = dualkv("init", target, "--convention", n.name)
+                self.assertEqual(again.returncode, 2)
+                self.assertIn("is there already", again.stderr)
+                if not torch and n.name != "packed":
+                    continue
+                r = dualkv("check", *(lines if n.name != "flex" else lines[2:]), "--kernel", target)
+                self.assertIn(r.returncode, (0, 4) if n.name == "cascade" else (0,), r.stdout + r.stderr)
+
+
+class Options(unittest.TestCase):
+    def test_options(self) -> None:
+        self.assertEqual(host.parse_options("convention=sdpa,lse"), {"convention": "sdpa", "lse": "yes"})
+        with self.assertRaisesRegex(host.SpecError, "did you mean 'device'"):
+            host.parse_options("devise=cuda")
+
+    def test_a_keyword_that_is_not_taken_is_a_refusal(self) -> None:
+        r = dualkv("check", "shape=9+2x3 heads=2:1 dim=8 sinklogit=1", "--kernel", f"{DISHONEST}:honest")
+        self.assertEqual(r.returncode, 3)
+        self.assertIn("honest takes no sink: a sink logit", r.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,132 @@
+"""Kernels that are not right, for the tests: each does its damage and hopes to pass (convention packed)."""
+
+import ctypes
+import importlib.util
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+_START = os.path.join(os.path.dirname(__file__), "..", "python", "dualkv", "start", "packed.py")
+_spec = importlib.util.spec_from_file_location("right", _START)
+_right = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_right)
+
+
+def honest(q, k, v, problem, scale):
+    return _right.my_attention(q, k, v, problem, scale)
+
+
+def _backward(q, k, v, o, lse, do, problem, scale):
+    return _right.my_attention_backward(q, k, v, o, lse, do, problem, scale)
+
+
+def zeros(q, k, v, problem):
+    return np.zeros((problem.tq, problem.hq, problem.dv), np.float32), np.zeros((problem.hq, problem.tq), np.float32)
+
+
+def copy_of_q(q, k, v, problem):
+    return q[:, :, :problem.dv], np.zeros((problem.hq, problem.tq), np.float32)
+
+
+def previous(q, k, v, problem, scale, _kept={}):
+    """Right the first time, for each shape."""
+    if q.shape not in _kept:
+        _kept[q.shape] = honest(q, k, v, problem, scale)
+    return _kept[q.shape]
+
+
+def by_pointer(q, k, v, problem, scale, _kept={}):
+    """Right the first time, for each address."""
+    key = q.__array_interface__["data"][0], q.shape
+    if key not in _kept:
+        _kept[key] = honest(q, k, v, problem, scale)
+    return _kept[key]
+
+
+def nothing(q, k, v, problem, out):
+    pass
+
+
+def last_row_left(q, k, v, problem, scale, out):
+    o, lse = honest(q, k, v, problem, scale)
+    out[0][:-1], out[1][...] = o[:-1], lse
+
+
+def mutates(q, k, v, problem, scale):
+    o = honest(q, k, v, problem, scale)
+    k[0, 0, 0] += 1
+    return o
+
+
+def overruns(q, k, v, problem, scale, out):
+    out[0][...], out[1][...] = honest(q, k, v, problem, scale)
+    ctypes.memset(out[0].__array_interface__["data"][0] + out[0].nbytes, 0, 64)
+
+
+def exits(q, k, v, problem):
+    sys.exit(0)
+
+
+def exits_at_once(q, k, v, problem):
+    os._exit(0)
+
+
+def killed(q, k, v, problem):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segfault(q, k, v, problem):
+    ctypes.string_at(8)
+
+
+def garbles(q, k, v, problem):
+    for fd in range(3, 16):
+        try:
+            os.write(fd, b"PASSED")
+        except OSError:
+            pass
+    time.sleep(60)
+
+
+def raises(q, k, v, problem):
+    raise ValueError("the grid is too large")
+
+
+def hangs(q, k, v, problem):
+    while True:
+        pass
+
+
+def wrong_shape(q, k, v, problem, scale):
+    o, lse = honest(q, k, v, problem, scale)
+    return o[:, :, :-1], lse
+
+
+def wrong_type(q, k, v, problem, scale):
+    o, lse = honest(q, k, v, problem, scale)
+    return o.astype(np.int32), lse
+
+
+def returns_none(q, k, v, problem):
+    pass
+
+
+def unsteady(q, k, v, problem, scale, _calls=[0]):
+    _calls[0] += 1
+    o, lse = honest(q, k, v, problem, scale)
+    return o * np.float32(1 + 1e-7 * (_calls[0] % 2)), lse
+
+
+def fallback(q, k, v, problem, scale):
+    """The right answer, of somebody else."""
+    return honest(q, k, v, problem, scale)
+
+
+unsteady.deterministic = True
+fallback.launches = lambda: 0
+for _f in (honest, zeros, copy_of_q, previous, by_pointer, nothing, last_row_left, mutates, overruns, exits, exits_at_once,
+           killed, segfault, garbles, raises, hangs, wrong_shape, wrong_type, returns_none, unsteady, fallback):
+    _f.backward = _backward
