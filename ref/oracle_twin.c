@@ -13,56 +13,9 @@
 #define FIT_ROWS  32
 #define FIT_KEYS  64
 
-void dkv_twinSquares(const double *x, int64_t n, int64_t d, const float *weight, float *out, double *unit) {
-    double top = 0;
-    int e;
-    for (int64_t i = 0; i < n * d; i++) top = fabs(x[i]) > top && fabs(x[i]) <= DBL_MAX ? fabs(x[i]) : top;
-    frexp(top, &e);
-    *unit = top > 0 ? ldexp(1, e < -500 ? -500 : e > 500 ? 500 : e) : 1;
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t c = i * d; c < (i + 1) * d; c++) {
-            double y = x[c] / *unit;
-            out[c] = fabs(y) <= 1 ? (float)(y * y) * (weight ? weight[i] : 1) : 0;
-        }
-}
-
-void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out) {
-    memset(out, 0, sizeof *out * (size_t)d);
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t c = 0; c < d; c++)
-            out[c] += fabs(x[i * d + c]) <= DBL_MAX ? x[i * d + c] * x[i * d + c] / (double)n : 0;
-}
-
 void dkv_twinRewind(dkv_twin *t) {
     t->t = (dkv_tile){.range = -1};
     t->at_step = t->n_steps;
-}
-
-DKV_CLONES
-double dkv_twinCount(const double *x, int64_t n, double least, double *squares) {
-    double count[8] = {0}, sum[8] = {0};
-    int64_t j = 0;
-    for (; j + 8 <= n; j += 8)
-        for (int e = 0; e < 8; e++) {
-            count[e] += x[j + e] > least ? 1 : 0;
-            sum[e] += x[j + e] * x[j + e];
-        }
-    for (; j < n; j++) {
-        count[0] += x[j] > least ? 1 : 0;
-        sum[0] += x[j] * x[j];
-    }
-    *squares = dkv_sumOf(sum, 8);
-    return dkv_sumOf(count, 8);
-}
-
-DKV_CLONES
-double dkv_twinWeighted(const float *w, const double *x, const float *y, int64_t n) {
-    double sum[8] = {0}, tail = 0;
-    int64_t j = 0;
-    for (; j + 8 <= n; j += 8)
-        for (int e = 0; e < 8; e++) sum[e] += w[j + e] * x[j + e] * y[j + e];
-    for (; j < n; j++) tail += w[j] * x[j] * y[j];
-    return dkv_sumOf(sum, 8) + tail;
 }
 
 static void rowNorms(const double *x, int64_t n, int64_t d, double *norm2) {
@@ -95,7 +48,7 @@ bool dkv_twinTile(dkv_twin *t) {
     }
     dkv_unitRows(t->t.k, n, p->dqk, t->k1, t->k_norm);
     dkv_tileScores(&t->h, &t->b, &t->t, t->s, t->cap);
-    dkv_chainSquares(&t->z, t->q1, t->k1, t->b.m, n, p->dqk, t->tmp, t->dot, t->sq);
+    dkv_chainSquares(&t->z, t->q1, t->k1, t->b.m, n, p->dqk, t->dot, t->sq);
     dkv_unitRows(t->t.v, n, p->dv, t->v1, t->v_norm);
     dkv_twinSquares(t->t.k, n, p->dqk, equal, t->k2, &t->k_unit);
     dkv_twinSquares(t->t.v, n, p->dv, equal, t->v2, &t->v_unit);

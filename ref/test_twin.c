@@ -73,7 +73,7 @@ static void test_chains(void **state) {
         for (int d = 2; d <= 256; d *= 4) {
             double real = 0, model = 0, x[256], y[256];
             for (int i = 0; i < 1500; i++) {
-                float ux[256], uy[256], tmp, dot, sq, sum = 0;
+                float ux[256], uy[256], dot, sq, sum = 0;
                 double nx, ny, exact = 0;
                 for (int c = 0; c < d; c++) {
                     x[c] = (float)((normal(&r) + (kind == 1)) * (kind == 2 && c == d / 3 ? 20 : 1));
@@ -84,7 +84,7 @@ static void test_chains(void **state) {
                 }
                 dkv_unitRows(x, 1, d, ux, &nx);
                 dkv_unitRows(y, 1, d, uy, &ny);
-                dkv_chainSquares(&z, ux, uy, 1, 1, d, &tmp, &dot, &sq);
+                dkv_chainSquare(&z, ux, uy, d, &dot, &sq);
                 real += (sum - exact) * (sum - exact);
                 model += z.step2 * sq * nx * ny;
             }
@@ -114,6 +114,53 @@ static void test_walk(void **state) {
             }
             assert_true(model / real > 0.85 && model / real < 1.15);
         }
+}
+
+static void same(double x, double want, double tolerance, const char *what, int64_t n) {
+    if (!(fabs(x - want) <= tolerance * fabs(want))) fail_msg("%s of %lld: %g, not %g", what, (long long)n, x, want);
+}
+
+/* The vectorised forms against the formulas term by term, ragged sizes too. */
+static void test_loops(void **state) {
+    (void)state;
+    static const struct { int64_t m, n, d; } size[] = {{1, 1, 1}, {5, 33, 7}, {9, 70, 24}, {4, 64, 128}, {3, 5, 256}};
+    static double x[9 * 256], y[70 * 256];
+    static float a[9 * 256], b[70 * 256], dot[9 * 70], sq[9 * 70];
+    double norm[70];
+    uint64_t r = 5;
+    for (int e = 0; e < 10; e++) {
+        const int64_t m = size[e / 2].m, n = size[e / 2].n, d = size[e / 2].d;
+        const dkv_noise z = {.step2 = 1, .prod2 = e % 2};
+        for (int64_t c = 0; c < m * d; c++) x[c] = normal(&r);
+        for (int64_t c = 0; c < n * d; c++) y[c] = normal(&r);
+        dkv_unitRows(x, m, d, a, norm);
+        dkv_unitRows(y, n, d, b, norm);
+        dkv_chainSquares(&z, a, b, m, n, d, dot, sq);
+        for (int64_t i = 0; i < m * n; i++) {
+            float one_dot, one_sq;
+            dkv_chainSquare(&z, a + i / n * d, b + i % n * d, d, &one_dot, &one_sq);
+            assert_true(fabsf(dot[i] - one_dot) < 1e-6f);
+            same(sq[i], one_sq, 1e-4, "squares", i);
+        }
+    }
+    for (int64_t n = 1; n <= 41; n += 8 - n % 3) {
+        double sum = 0, squares = 0, g = 0, f = 0, least = 0.3, want[6] = {0}; /* count, g, g2, ff, first of g and f */
+        for (int64_t j = 0; j < n; j++) sum += fabs(x[j] = normal(&r)), squares += x[j] * x[j];
+        for (int64_t j = 0; j < n; j++) {
+            g += fabs(x[j]) / sum;
+            f += x[j] * x[j] / squares;
+            if (!(fabs(x[j]) > least)) continue;
+            if (want[0]++ == 0) want[4] = g, want[5] = f;
+            want[1] += g;
+            want[2] += g * g;
+            want[3] += f < 1 ? f * (1 - f) : 0;
+        }
+        dkv_chainStep k = dkv_walkStep(x, n, least, 1, 0);
+        const double got[] = {k.count, k.g, k.g2, k.ff, k.g_first, k.f_first};
+        for (int e = 0; e < 6; e++)
+            if (fabs(want[e]) > 1e-12) same(got[e], want[e], 1e-9, "walk", n);
+        same(k.squares, squares, 1e-12, "squares", n);
+    }
 }
 
 /* ---- the clean kernel ---- */
@@ -325,7 +372,7 @@ static void test_isolation(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flip),     cmocka_unit_test(test_chains),    cmocka_unit_test(test_clean),
-        cmocka_unit_test(test_walk),     cmocka_unit_test(test_variants),
+        cmocka_unit_test(test_walk),     cmocka_unit_test(test_variants),  cmocka_unit_test(test_loops),
         cmocka_unit_test(test_threads),  cmocka_unit_test(test_faults),    cmocka_unit_test(test_declared),
         cmocka_unit_test(test_partials), cmocka_unit_test(test_isolation),
     };

@@ -65,30 +65,31 @@ static void sinkRow(dkv_twin *t, int64_t i) {
 }
 
 typedef struct pairRow { /* of one row: [n] each */
-    const double *s, *dp, *cap;
-    double *p, *ds;
+    double *s, *ds;        /* s becomes round(P); ds: dP becomes round(dS) */
+    const double *p, *cap; /* p: exp(s - LSE) */
     float *w_p, *w_ds, *w_row;
 } pairRow;
 
-/* p holds exp(s - LSE): becomes round(P), and ds round(P (dP - delta)); variances of what the roundings
- * leave: w_p of P over unit2 p_unit^2, w_ds of dS over unit2 unit^2, w_row the same without delta's part.
- * Masked pairs are 0 by name. */
-DKV_CLONES
-static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double lse, double delta,
-                          double delta_var, double p_unit, double unit) {
+/* Variances of what the roundings leave: w_p of P over unit2 p_unit^2, w_ds of dS over unit2 ds_unit^2, w_row the
+ * same without delta's part. Masked pairs are 0 by name. */
+static inline __attribute__((always_inline)) void pairVariancesOf(const dkv_twin *t, int64_t n, const pairRow *r,
+                                                                  double lse, double delta, double delta_var,
+                                                                  bool p_rounded, bool ds_rounded, bool capped) {
     dkv_rounder f_p = t->round_p, f_ds = t->round_ds;
     dkv_spacing u_p = t->ulp_p, u_ds = t->ulp_ds;
-    bool p_rounded = t->p_rounded, ds_rounded = t->ds_rounded, capped = r->cap != NULL;
-    double unit2 = t->z.unit2, exp2 = t->z.exp2, over = 1 / (unit2 * p_unit * p_unit);
+    double p_unit = t->p_unit, unit = t->ds_unit, unit2 = t->z.unit2, exp2 = t->z.exp2;
+    double over = 1 / (unit2 * p_unit * p_unit);
     double over_ds = 1 / (unit2 * unit * unit), least2 = t->z.least2, flush = t->z.flush;
     double prod = t->z.prod_p2, per_cap = capped ? 2 / (double)t->p->softcap : 0, last = capped ? unit2 : 0;
-    const double *vs = t->vs, *vd = t->vd;
+    const double *vs = t->vs, *vd = t->vd, *cap = r->cap, *in_p = r->p;
+    double *restrict s = r->s, *restrict dp = r->ds;
+    float *restrict w_p = r->w_p, *restrict w_ds = r->w_ds, *restrict w_row = r->w_row;
     for (int64_t j = 0; j < n; j++) {
-        bool sees = r->s[j] > -DBL_MAX;
-        double x = sees ? r->s[j] - lse : 0, p = sees ? r->p[j] : 0, last_p = p < flush ? p * p : least2,
-               dev = sees ? r->dp[j] - delta : 0;
+        bool sees = s[j] > -DBL_MAX;
+        double x = sees ? s[j] - lse : 0, p = sees ? in_p[j] : 0, last_p = p < flush ? p * p : least2,
+               dev = sees ? dp[j] - delta : 0;
         p = p < flush ? 0 : p; /* declared, and for all alike: no noise */
-        double c = capped && sees ? r->cap[j] : 0, keep = 1 - c * c,
+        double c = capped && sees ? cap[j] : 0, keep = 1 - c * c,
                slope = keep - c * per_cap; /* d log dS / d score, times keep */
         double rel = unit2 * x * x + exp2, vp = p * p * (vs[j] + rel) + last_p, raw = p * dev,
                ds = raw * keep, row, e2, part;
@@ -100,12 +101,21 @@ static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double
         double y = ds_rounded ? dkv_roundBy(f_ds, ds) : ds, q = p_rounded ? dkv_roundBy(f_p, p) : p;
         part = ds_rounded ? dkv_flip(ds, y, e2, dkv_spacingAt(u_ds, fabs(ds))) : e2 + prod * ds * ds;
         vp = p_rounded ? dkv_flip(p, q, vp, dkv_spacingAt(u_p, p)) : vp + prod * p * p;
-        r->w_p[j] = (float)(vp * over);
-        r->w_ds[j] = (float)(part * over_ds);
-        r->w_row[j] = (float)((part > row ? part - row : 0) * over_ds);
-        r->ds[j] = y;
-        r->p[j] = q;
+        w_p[j] = (float)(vp * over);
+        w_ds[j] = (float)(part * over_ds);
+        w_row[j] = (float)((part > row ? part - row : 0) * over_ds);
+        dp[j] = y;
+        s[j] = q;
     }
+}
+
+DKV_CLONES
+static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double lse, double delta,
+                          double delta_var) {
+    bool p = t->p_rounded, ds = t->ds_rounded, capped = r->cap != NULL;
+    if (!p && !ds && !capped) pairVariancesOf(t, n, r, lse, delta, delta_var, false, false, false);
+    else if (p && ds && !capped) pairVariancesOf(t, n, r, lse, delta, delta_var, true, true, false);
+    else pairVariancesOf(t, n, r, lse, delta, delta_var, p, ds, capped);
 }
 
 /* The same in quick mode: no softcap, P and dS rounded, nothing subnormal that matters beside their own
@@ -116,19 +126,19 @@ static void quickPairs(const dkv_twin *t, int64_t n, const pairRow *r, double ls
     dkv_rounder f_p = t->round_p, f_ds = t->round_ds;
     dkv_spacing u_p = t->ulp_p, u_ds = t->ulp_ds;
     double unit2 = t->z.unit2, exp2 = t->z.exp2, over = 1 / unit2;
-    const double *vs = t->vs, *vd = t->vd, *s = r->s, *dp = r->dp;
-    double *out_p = r->p, *out_ds = r->ds;
-    float *w_p = r->w_p, *w_ds = r->w_ds;
+    const double *vs = t->vs, *vd = t->vd, *in_p = r->p;
+    double *restrict s = r->s, *restrict dp = r->ds;
+    float *restrict w_p = r->w_p, *restrict w_ds = r->w_ds;
     for (int64_t j = 0; j < n; j++) {
         bool sees = s[j] > -DBL_MAX;
-        double x = sees ? s[j] - lse : 0, p = sees ? out_p[j] : 0, dev = sees ? dp[j] - delta : 0;
+        double x = sees ? s[j] - lse : 0, p = sees ? in_p[j] : 0, dev = sees ? dp[j] - delta : 0;
         double rel = vs[j] + unit2 * x * x + exp2, p2 = p * p, ds = p * dev;
         double e2 = ds * ds * (rel + unit2) + p2 * ((sees ? vd[j] : 0) + unit2 * dev * dev + delta_var);
         double y = dkv_roundBy(f_ds, ds), q = dkv_roundBy(f_p, p);
         w_p[j] = (float)(dkv_flip(p, q, p2 * rel, dkv_spacingAt(u_p, p)) * over);
         w_ds[j] = (float)(dkv_flip(ds, y, e2, dkv_spacingAt(u_ds, fabs(ds))) * over);
-        out_ds[j] = y;
-        out_p[j] = q;
+        dp[j] = y;
+        s[j] = q;
     }
 }
 
@@ -201,8 +211,8 @@ static void loseKeySum(dkv_twin *t, const dkv_keySum *sum, double alpha, const d
     int64_t m = t->b.m, n = t->t.n;
     double *x = sum->x + t->t.k_row * sum->ld;
     float *y1 = t->flat;
-    for (int64_t e = 0; e < m * n; e++) t->tmp[e] = isfinite(w[e]) ? (float)fabs(alpha * w[e]) : 0;
-    for (int64_t e = 0; e < m * d; e++) y1[e] = isfinite(y[e]) ? (float)fabs(y[e]) : 0;
+    dkv_twinMagnitudes(w, m * n, alpha, t->tmp);
+    dkv_twinMagnitudes(y, m * d, 1, y1);
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, t->tmp, (int)n, y1,
                 (int)d, 0, t->prod, (int)d);
     for (int64_t j = 0; j < n; j++)
@@ -246,7 +256,8 @@ static void addKeySum(dkv_twin *t, const dkv_keySum *sum, int64_t part, keyTerms
                     (int)d, 0, t->prod, (int)d);
     for (int64_t j = 0; j < n; j++) {
         double *at = v + j * sum->ld, each = all > 0 ? k.col_var[j] * k.unit / all : 0;
-        for (int64_t c = 0; c < d; c++) at[c] += t->quick ? each * k.mean2[c] : t->prod[j * d + c] * k.unit;
+        if (t->quick) dkv_twinAddScaled(k.mean2, d, each, at);
+        else dkv_twinAddFloats(t->prod + j * d, d, k.unit, at);
         dkv_chainStep step =
             dkv_evenStep(t->col_n[j] / parts, k.alpha * k.alpha * k.col2[j] / parts, k.alike, t->z.fold_dkv);
         dkv_twinChain(&t->z, step, d, t->before + j * d, x + j * sum->ld, k.mean2, at);
@@ -267,11 +278,10 @@ static void addKeySums(dkv_twin *t) {
            alike_v = dkv_twinAlike(dkv_twinMean(equal_v, m));
     double p_var = u2 * t->p_unit * t->p_unit * (t->quick ? 1 : t->do_unit * t->do_unit);
     double ds_var = u2 * t->ds_unit * t->ds_unit * scale * scale * (t->quick ? 1 : t->q_unit * t->q_unit);
-    for (int64_t i = 0; i < m && !t->quick; i++)
-        for (int64_t j = i * n; j < (i + 1) * n; j++) {
-            t->w[j] *= equal_v[i];
-            t->w2[j] *= equal[i];
-        }
+    for (int64_t i = 0; i < m && !t->quick; i++) {
+        if (equal_v[i] != 1) dkv_twinWeigh(t->w + i * n, n, equal_v[i]);
+        if (equal[i] != 1) dkv_twinWeigh(t->w2 + i * n, n, equal[i]);
+    }
     for (int64_t e = 0; e < t->parts; e++) {
         addKeySum(t, &t->dv[e], e,
                   (keyTerms){t->s, t->b.d_o, t->do_mean2, t->col_p2, t->col_vp, t->w, t->do2, 1, p_var, alike_v,
@@ -288,13 +298,6 @@ static void tileProduct(dkv_twin *t, const float *w, const float *x, int64_t d) 
                 (int)t->t.n, x, (int)d, 0, t->prod, (int)d);
 }
 
-static void toFloat(const double *x, int64_t n, double by, bool magnitude, float *out) {
-    for (int64_t e = 0; e < n; e++) {
-        double y = x[e] * by;
-        out[e] = isfinite(y) ? (float)(magnitude ? fabs(y) : y) : 0;
-    }
-}
-
 /* Variance of dQ's terms (a2), and P k (a1): what delta's error is multiplied by. */
 static void addQueryTerms(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n, d = t->p->dqk;
@@ -302,15 +305,15 @@ static void addQueryTerms(dkv_twin *t) {
            all = dkv_sumOf(t->k_mean2, d);
     if (t->quick) {
         for (int64_t i = 0; i < m && all > 0; i++)
-            for (int64_t c = 0; c < d; c++) t->dq.a2[i * d + c] += var * t->dq.var[i] / all * t->k_mean2[c];
+            dkv_twinAddScaled(t->k_mean2, d, var * t->dq.var[i] / all, t->dq.a2 + i * d);
         return;
     }
     tileProduct(t, t->sq, t->k2, d);
-    for (int64_t e = 0; e < m * d; e++) t->dq.a2[e] += var * t->k_unit * t->k_unit * t->prod[e];
-    toFloat(t->s, m * n, 1, false, t->tmp);
-    toFloat(t->t.k, n * d, 1 / t->k_unit, false, t->k1);
+    dkv_twinAddFloats(t->prod, m * d, var * t->k_unit * t->k_unit, t->dq.a2);
+    dkv_twinFloats(t->s, m * n, 1, t->tmp);
+    dkv_twinFloats(t->t.k, n * d, 1 / t->k_unit, t->k1);
     tileProduct(t, t->tmp, t->k1, d);
-    for (int64_t e = 0; e < m * d; e++) t->dq.a1[e] += scale * t->k_unit * t->prod[e];
+    dkv_twinAddFloats(t->prod, m * d, scale * t->k_unit, t->dq.a1);
 }
 
 static void addQueries(dkv_twin *t) {
@@ -327,8 +330,8 @@ static void addQueries(dkv_twin *t) {
         dkv_twinChain(&t->z, k, d, t->before + i * d, t->dq.acc + i * d, t->k_mean2, t->dq.chain + i * d);
     }
     if (!(t->z.gain > 0)) return;
-    toFloat(t->dp, m * n, scale, true, t->tmp);
-    toFloat(t->t.k, n * d, 1, true, t->k1);
+    dkv_twinMagnitudes(t->dp, m * n, scale, t->tmp);
+    dkv_twinMagnitudes(t->t.k, n * d, 1, t->k1);
     tileProduct(t, t->tmp, t->k1, d);
     for (int64_t i = 0; i < m; i++)
         for (int64_t e = i * d; e < (i + 1) * d; e++)
@@ -378,7 +381,7 @@ void dkv_twinBackwardPairs(dkv_twin *t) {
     pickUnits(t);
     dkv_tileDp(&t->h, &t->b, &t->t, t->dp);
     if (!t->quick)
-        dkv_chainSquares(&t->z, t->o1, t->v1, t->b.m, t->t.n, t->p->dv, t->tmp, t->dot_dp, t->sq_dp);
+        dkv_chainSquares(&t->z, t->o1, t->v1, t->b.m, t->t.n, t->p->dv, t->dot_dp, t->sq_dp);
     clearColumns(t);
 }
 
@@ -400,14 +403,12 @@ void dkv_twinBackwardRow(dkv_twin *t, int64_t i) {
     int64_t n = t->t.n, at = t->quick ? 0 : i * n; /* quick: the variances of this row alone */
     double *s = t->s + i * n, *dp = t->dp + i * n, lse = t->lse_kernel[i] == -INFINITY ? 0 : t->lse_kernel[i];
     dpRow(t, i);
-    pairRow r = {s,          dp,        t->p->softcap > 0 ? t->cap + i * n : NULL, t->wide, dp, t->w + at,
-                 t->w2 + at, t->sq + at};
-    probabilities(t, s, lse, r.p);
+    pairRow r = {s, dp, t->wide, t->p->softcap > 0 ? t->cap + i * n : NULL, t->w + at, t->w2 + at, t->sq + at};
+    probabilities(t, s, lse, t->wide);
     if (t->quick)
         quickPairs(t, n, &r, lse, t->delta[i], t->delta_var[i]);
     else
-        pairVariances(t, n, &r, lse, t->delta[i], t->delta_var[i], t->p_unit, t->ds_unit);
-    memcpy(s, r.p, sizeof *s * (size_t)n);
+        pairVariances(t, n, &r, lse, t->delta[i], t->delta_var[i]);
     t->dq.now[i] = sumPairs(t, i, n, s, dp);
     if (t->quick) sumVariances(t, i, n, equalRows(t, true)[i], equalRows(t, false)[i], t->w, t->w2);
 }

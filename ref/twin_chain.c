@@ -11,29 +11,68 @@ dkv_chainStep dkv_evenStep(double n, double squares, double factor, double fold)
     return k;
 }
 
+#define LANES 8
+typedef double lanes __attribute__((vector_size(8 * LANES)));
+typedef int64_t places __attribute__((vector_size(8 * LANES)));
+
+/* x[e] + the sum of those before it. */
+#define PREFIX(x)                                                                                            \
+    do {                                                                                                     \
+        x += __builtin_shuffle(zero, x, (places){0, 8, 9, 10, 11, 12, 13, 14});                              \
+        x += __builtin_shuffle(zero, x, (places){0, 0, 8, 9, 10, 11, 12, 13});                               \
+        x += __builtin_shuffle(zero, x, (places){0, 0, 0, 0, 8, 9, 10, 11});                                 \
+    } while (0)
+
+/* Sums over the terms that round; n a multiple of LANES. */
+DKV_CLONES
+static void sumWalk(const double *w, int64_t n, double least, double inv, double inv2, dkv_chainStep *k) {
+    const lanes zero = {0}, one = zero + 1;
+    lanes count = zero, sum = zero, sum2 = zero, sum_f = zero, g0 = zero, f0 = zero;
+    for (int64_t j = 0; j < n; j += LANES) {
+        lanes x, g, f;
+        memcpy(&x, w + j, sizeof x);
+        x = (lanes)((places)x & INT64_MAX); /* |x| */
+        lanes rounds = (lanes)((x > least) & (places)one);
+        g = x * inv;
+        f = x * x * inv2;
+        PREFIX(g);
+        PREFIX(f);
+        g += g0;
+        f += f0;
+        g0 = zero + g[LANES - 1];
+        f0 = zero + f[LANES - 1];
+        lanes ff = f * (lanes)((f < 1) & (places)(1 - f));
+        count += rounds;
+        sum += rounds * g;
+        sum2 += rounds * g * g;
+        sum_f += rounds * ff;
+    }
+    for (int e = 0; e < LANES; e++) {
+        k->count += count[e];
+        k->g += sum[e];
+        k->g2 += sum2[e];
+        k->ff += sum_f[e];
+    }
+}
+
 dkv_chainStep dkv_walkStep(const double *w, int64_t n, double least, double factor, double fold) {
     dkv_chainStep k = {.factor = factor, .fold = fold};
-    double sum = 0, squares = 0, g = 0, f = 0;
-    for (int64_t j = 0; j < n; j++) {
-        sum += fabs(w[j]);
-        squares += w[j] * w[j];
-    }
+    double squares, sum = dkv_twinSizes(w, n, &squares), padded[DKV_TILE_KEYS];
+    int64_t whole = (n + LANES - 1) / LANES * LANES, j = 0;
     k.squares = squares;
     if (!(squares > 0) || !(squares <= DBL_MAX)) return k;
     k.share = squares / (sum * sum);
-    sum = 1 / sum;
-    squares = 1 / squares;
-    for (int64_t j = 0; j < n; j++) {
-        double x = fabs(w[j]);
-        g += x * sum;
-        f += x * x * squares;
-        if (!(x > least)) continue;
-        if (k.count == 0) k.g_first = g, k.f_first = f;
-        k.count++;
-        k.g += g;
-        k.g2 += g * g;
-        k.ff += f < 1 ? f * (1 - f) : 0;
+    for (; j < n && !(fabs(w[j]) > least); j++) {
+        k.g_first += fabs(w[j]) / sum;
+        k.f_first += w[j] * w[j] / squares;
     }
+    if (j == n) k.g_first = k.f_first = 0;
+    else k.g_first += fabs(w[j]) / sum, k.f_first += w[j] * w[j] / squares;
+    if (whole > n) { /* zeros round nothing */
+        memcpy(padded, w, sizeof *w * (size_t)n);
+        memset(padded + n, 0, sizeof *w * (size_t)(whole - n));
+    }
+    sumWalk(whole > n ? padded : w, whole, least, 1 / sum, 1 / squares, &k);
     return k;
 }
 

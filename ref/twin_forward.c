@@ -224,12 +224,7 @@ void dkv_twinForwardRow(dkv_twin *t, int64_t i) {
 static void addVariance(dkv_twin *t, const float *w, const float *x, int64_t d, double unit, double *out) {
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)t->b.m, (int)d, (int)t->t.n, 1, w,
                 (int)t->t.n, x, (int)d, 0, t->prod, (int)d);
-    for (int64_t e = 0; e < t->b.m * d; e++) out[e] += unit * t->prod[e];
-}
-
-/* |x| as float, for the sums of |terms|. */
-static void magnitudes(const double *x, int64_t n, float *out) {
-    for (int64_t e = 0; e < n; e++) out[e] = isfinite(x[e]) ? (float)fabs(x[e]) : 0;
+    dkv_twinAddFloats(t->prod, t->b.m * d, unit, out);
 }
 
 /* Quick mode's variance of the terms of O: each row's sum, spread over the columns as V^2 is. */
@@ -237,25 +232,23 @@ static void spreadTerms(dkv_twin *t) {
     int64_t d = t->p->dv;
     double all = dkv_sumOf(t->v_mean2, d);
     for (int64_t i = 0; i < t->b.m && all > 0; i++)
-        for (int64_t c = 0; c < d; c++) t->o.a2[i * d + c] += t->z.unit2 * t->o.var[i] / all * t->v_mean2[c];
+        dkv_twinAddScaled(t->v_mean2, d, t->z.unit2 * t->o.var[i] / all, t->o.a2 + i * d);
 }
 
 /* First moments, where the errors of O and of the row sum are the same. */
 static void addMoments(dkv_twin *t) {
     int64_t n = t->t.n, d = t->p->dv;
-    for (int64_t j = 0; j < n; j++)
-        for (int64_t c = 0; c < d; c++) {
-            double x = t->t.v[j * d + c] / t->v_unit;
-            t->flat_keys[j * d + c] = isfinite(x) ? (float)x * t->equal_kv[t->t.k_row + j] : 0;
-        }
+    for (int64_t j = 0; j < n; j++) {
+        dkv_twinFloats(t->t.v + j * d, d, 1 / t->v_unit, t->flat_keys + j * d);
+        dkv_twinWeigh(t->flat_keys + j * d, d, t->equal_kv[t->t.k_row + j]);
+    }
     addVariance(t, t->w_keys, t->flat_keys, d, t->z.unit2 * t->v_unit, t->o.a1);
 }
 
 /* Mean of V^2 over the keys, weighted as row i sees them: by P's variance, nearly P^2. prod holds w V^2. */
 static const double *weightedMeans(const dkv_twin *t, int64_t i, double *mean2) {
     const float *w = t->w_keys + i * t->t.n, *equal = t->equal_kv + t->t.k_row;
-    double sum = 0, unit;
-    for (int64_t j = 0; j < t->t.n; j++) sum += w[j] * equal[j];
+    double sum = dkv_twinDot(w, equal, t->t.n), unit;
     if (!(sum > 0)) return t->v_mean2;
     unit = t->v_unit * t->v_unit / sum;
     for (int64_t c = 0; c < t->p->dv; c++) mean2[c] = unit * t->prod[i * t->p->dv + c];
@@ -265,8 +258,8 @@ static const double *weightedMeans(const dkv_twin *t, int64_t i, double *mean2) 
 /* Sum of |terms| of O into prod, and what its chains lose. */
 static void loseTerms(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n, d = t->p->dv;
-    magnitudes(t->p_keys, m * n, t->w_keys);
-    magnitudes(t->t.v, n * d, t->flat_keys);
+    dkv_twinMagnitudes(t->p_keys, m * n, 1, t->w_keys);
+    dkv_twinMagnitudes(t->t.v, n * d, 1, t->flat_keys);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->w_keys, (int)n,
                 t->flat_keys, (int)d, 0, t->prod, (int)d);
     for (int64_t i = 0; i < m; i++)

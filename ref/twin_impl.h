@@ -118,6 +118,14 @@ double dkv_twinWalk(const double *a, const double *b, int64_t d);
 /* How many of x exceed `least`, and the sum of squares. Sum of w x y. */
 double dkv_twinCount(const double *x, int64_t n, double least, double *squares);
 double dkv_twinWeighted(const float *w, const double *x, const float *y, int64_t n);
+double dkv_twinDot(const float *x, const float *y, int64_t n);
+double dkv_twinSizes(const double *x, int64_t n, double *squares); /* sum of |x|, and of x^2 */
+/* out += by x; out = by x, or |by x|, 0 where that is not finite; x *= by. */
+void dkv_twinAddFloats(const float *x, int64_t n, double by, double *out);
+void dkv_twinAddScaled(const double *x, int64_t n, double by, double *out);
+void dkv_twinFloats(const double *x, int64_t n, double by, float *out);
+void dkv_twinMagnitudes(const double *x, int64_t n, double by, float *out);
+void dkv_twinWeigh(float *x, int64_t n, float by);
 
 /* Absolute variance of a result x of the vector arithmetic, subnormal or flushed. */
 static inline double dkv_twinLeast(const dkv_noise *z, double x) {
@@ -157,7 +165,7 @@ typedef struct dkv_chainStep {
 } dkv_chainStep;
 /* Weights all alike. */
 dkv_chainStep dkv_evenStep(double count, double squares, double factor, double fold);
-/* Weights w[n], of any sign; those up to `least` in size round nothing. */
+/* Weights w[n], n <= DKV_TILE_KEYS, of any sign; those up to `least` in size round nothing. */
 dkv_chainStep dkv_walkStep(const double *w, int64_t n, double least, double factor, double fold);
 /* out[c] += the variance. */
 void dkv_twinChain(const dkv_noise *z, dkv_chainStep k, int64_t d, const double *before, const double *after,

@@ -1,10 +1,7 @@
 /* twin_noise.c: see twin_noise.h. */
 #include "twin_noise.h"
 
-#include <cblas.h>
 #include <stdlib.h>
-
-#define CHECKPOINTS 8 /* along a chain over the head dimension */
 
 void dkv_makeNoise(const dkv_problem *p, const dualkv_arithmetic *a, dkv_noise *z) {
     double u2 = a->unit * a->unit, acc2 = a->acc_truncates ? 2 * u2 : a->acc_unit * a->acc_unit;
@@ -31,45 +28,6 @@ dkv_spacing dkv_makeSpacing(int32_t format) {
     double u = dkv_unitRoundoff(format);
     if (!(u > 0)) return (dkv_spacing){0, 0};
     return (dkv_spacing){dkv_underflow(format) / u, 2 * u};
-}
-
-void dkv_unitRows(const double *x, int64_t n, int64_t d, float *out, double *norm2) {
-    for (int64_t i = 0; i < n; i++, x += d, out += d) {
-        double top = 0, sum = 0;
-        for (int64_t c = 0; c < d; c++) top = fabs(x[c]) > top ? fabs(x[c]) : top;
-        for (int64_t c = 0; c < d; c++) sum += (x[c] / top) * (x[c] / top);
-        bool use = top > 0 && isfinite(sum) && isfinite(top);
-        double unit = use ? 1 / (sqrt(sum) * top) : 0;
-        norm2[i] = use ? sum * top * top : 0;
-        for (int64_t c = 0; c < d; c++) out[c] = use ? (float)(x[c] * unit) : 0;
-    }
-}
-
-/* Between checkpoints T_a and T_b, l products apart, a sum of random terms has E sum T_t^2 = T_a^2 (l-1)/2 +
- * T_b^2 (l+1)/2. The first addition, to 0, is exact. Of a product's own rounding, E sum x^2 = (T_b - T_a)^2.
- */
-void dkv_chainSquares(const dkv_noise *z, const float *a, const float *b, int64_t m, int64_t n, int64_t d,
-                      float *tmp, float *dot, float *sq) {
-    int64_t parts = d < CHECKPOINTS ? d : CHECKPOINTS, size = m * n;
-    float own = (float)(z->prod2 / z->step2);
-    for (int64_t k = 0; k < parts; k++) {
-        int64_t c0 = d * k / parts, l = d * (k + 1) / parts - c0;
-        float before = (float)(l - 1) / 2, after = (float)(l + 1) / 2 - (k == 0 ? 1 / (float)l : 0);
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)l, 1, a + c0, (int)d,
-                    b + c0, (int)d, 0, tmp, (int)n);
-        if (k == 0) {
-            for (int64_t e = 0; e < size; e++) {
-                dot[e] = tmp[e];
-                sq[e] = (after + own) * tmp[e] * tmp[e];
-            }
-        } else {
-            for (int64_t e = 0; e < size; e++) {
-                float t = dot[e] + tmp[e];
-                sq[e] += before * dot[e] * dot[e] + after * t * t + own * tmp[e] * tmp[e];
-                dot[e] = t;
-            }
-        }
-    }
 }
 
 /* E sum_{t>1} T_t^2 of a bridge from 0 to dot whose d terms have the mean square |a|^2 |b|^2/d^2. */
@@ -115,7 +73,7 @@ void dkv_startFit(dkv_chainFit *f) {
 void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t n, int64_t d, double weight,
                    bool quick, dkv_chainFit *f) {
     dkv_quick q = dkv_makeQuick(d);
-    float ua[256], ub[256], tmp, dot, sq;
+    float ua[256], ub[256], dot, sq;
     double na, nb;
     if (d > 256 || z->unit2 < 0x1p-80) return;
     for (int64_t i = 0; i < n; i++, a += d, b += d) {
@@ -123,7 +81,7 @@ void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t
         dkv_unitRows(a, 1, d, ua, &na);
         dkv_unitRows(b, 1, d, ub, &nb);
         if (!(na > 0) || !(nb > 0)) continue;
-        dkv_chainSquares(z, ua, ub, 1, 1, d, &tmp, &dot, &sq);
+        dkv_chainSquare(z, ua, ub, d, &dot, &sq);
         for (int64_t c = 0; c < d; c++) sum += a[c] * b[c];
         if (quick) sq = (float)dkv_quickSquares(q, sum * sum / (na * nb), 1);
         double e = runChain(z, a, b, d) - sum, unit = weight / (na * nb);

@@ -60,11 +60,12 @@ static inline double dkv_spacingAt(dkv_spacing f, double x) {
  * are 0. */
 void dkv_unitRows(const double *x, int64_t n, int64_t d, float *out, double *norm2);
 
-/* What the chains of a_i . b_j (rows of unit norm, [m, d] and [n, d]) round: sq [m, n] = sum over the
+/* What the chains of a_i . b_j (rows of unit norm, [m, d] and [n, d]; d <= 256) round: sq [m, n] = sum over the
  * roundings of the partial sum squared, products included, from checkpoints along the chain; dot [m, n] = a_i
- * . b_j; tmp [m, n]. */
-void dkv_chainSquares(const dkv_noise *z, const float *a, const float *b, int64_t m, int64_t n, int64_t d,
-                      float *tmp, float *dot, float *sq);
+ * . b_j. And of one such chain. */
+void dkv_chainSquares(const dkv_noise *z, const float *a, const float *b, int64_t m, int64_t n, int64_t d, float *dot,
+                      float *sq);
+void dkv_chainSquare(const dkv_noise *z, const float *a, const float *b, int64_t d, float *dot, float *sq);
 
 /* The same of one chain, from its sum and both norms squared alone: terms of random size and order. For
  * operands of 16 bits, whose chains only decide which roundings flip. */
