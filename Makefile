@@ -196,6 +196,9 @@ $(B)/libdualkv_cuda_faults.so: $(FAULTY:%=$(B)/faults/cuda/%.o) \
 	  -Xlinker --exclude-libs,ALL,-z,defs -o $@
 .PHONY: cuda-faults
 cuda-faults: $(B)/libdualkv_cuda_faults.so ## the CUDA plugin with planted faults (cuda/fault.cuh), for a test of the tests
+.PHONY: test-device
+test-device: all cuda cuda-faults ## everything that needs a GPU: suites, repeats, faults, sanitizers, bench, peers
+	DUALKV_DATA=data cuda/device.sh $(B)
 # Need a device to run, so `test` only builds them.
 $(B)/test_device $(B)/test_oracle: $(B)/%: $(B)/obj/cuda/%.o $(B)/libdualkv.a
 	$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@

@@ -22,7 +22,7 @@
     F(X20, "forward: a last, partial query tile is not computed")                                            \
     F(X16, "forward: the last query tile stores one row of O too many")                                      \
     F(X17, "forward: Q is scaled in the caller's buffer")                                                    \
-    F(Z1, "forward: no barrier between the product with K and the load of the next K")                       \
+    F(Z1, "forward: Q and K are read before their copies have arrived")                                     \
     F(Z2, "forward: the sink is left out")                                                                   \
     F(X6, "the scale is rounded to bf16")                                                                    \
     F(X12, "delta is left out")                                                                              \

@@ -8,11 +8,12 @@ set -u
 export DUALKV=${1:-build/dualkv} PLUGIN=${2:-build/libdualkv_cuda_faults.so}
 case $PLUGIN in */*) ;; *) PLUGIN=./$PLUGIN ;; esac
 # What smoke is too small for: several key tiles that add to one dQ, offsets beyond 16 bits, sinks of many rows; folds of
-# dK and dV; rows without keys; a stream that is not the default one.
+# dK and dV; rows without keys; a stream that is not the default one; dSink where its bound is narrow.
 export MORE="shape=300+3x70 heads=8:2 dim=128 scale=0.1 sinklogit=1 dlse=on
 shape=500+8x65 heads=8:1 dim=16
 shape=0+3x17 heads=2:1 mask=block:4:0.3:1
-shape=200+2x70 heads=4:2 dtype=fp16 run=side"
+shape=200+2x70 heads=4:2 dtype=fp16 run=side
+shape=300+3x70 heads=4:2 dim=16 dtype=fp32 sinklogit=1"
 ids=$("$DUALKV" check shape=1 --kernel "$PLUGIN:cuda+fault=none" 2>&1 | sed -n 's/.*ID one of \([A-Z0-9 ]*\)).*/\1/p')
 [ -n "$ids" ] || { echo "faults.sh: $PLUGIN lists no faults" >&2; exit 3; }
 

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
     cp_async_commit();
     while (w.g < w.end) {
         int g = w.g, c0 = w.c0, vis = w.vis;
-        cp_async_wait<0>();
+        if (!FAULT(a, Z1)) cp_async_wait<0>();
         __syncthreads();
         dualkv_range rv = a.p.ranges[g];
         rv.len = PLANT(a, B3, a.p.tk - rv.k_start, rv.len);
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
         tile_mma<T, MT, NS, DQK, 0, 0, DQK, DQK>(c, sq, m0, sk, 0);
         w = dkv_advance<BN>(a, s, r0, r1, w);
         cp_async_wait<0>();
-        if (!FAULT(a, Z1)) __syncthreads();
+        __syncthreads();
         if (w.g < w.end)
             load_keys<T, BN, DQK, THREADS>(sk, k, a.k_row, a.p.ranges[w.g], w.c0, a.p.dqk, a.vec);
         cp_async_commit();
