@@ -75,6 +75,10 @@ SOFLAGS     := -std=c11 -O2 -fPIC -shared $(WARN) -I ref
 $(OWNKERNELS): $(B)/testkernels/%.so: verify/testkernels/%.c ref/dualkv_kernel.h
 	@mkdir -p $(@D)
 	$(CC) $(SOFLAGS) $< -lm -o $@
+TESTKERNELS += $(B)/examples/plain_kernel.so
+$(B)/examples/plain_kernel.so: verify/examples/plain_kernel.c ref/dualkv_kernel.h
+	@mkdir -p $(@D)
+	$(CC) $(SOFLAGS) $< -lm -o $@
 $(B)/testkernels/hostile_%.so: verify/testkernels/hostile.c ref/dualkv_kernel.h
 	@mkdir -p $(@D)
 	$(CC) $(SOFLAGS) -DHOW=$* $< -o $@
@@ -168,7 +172,7 @@ ifeq ($(CUDA_SRC),)
 else ifeq ($(NVCC),)
 	@echo "nvcc not found: CUDA kernels are not built (everything else is)"
 else
-	$(MAKE) $(B)/libdualkv_cuda.so $(B)/test_device $(B)/test_oracle
+	$(MAKE) $(B)/libdualkv_cuda.so $(B)/test_device $(B)/test_oracle $(B)/examples/cuda_kernel.so
 endif
 
 # Machine code for sm_80 and sm_90a, and PTX for what comes later. CUDA's runtime is linked in: the plugin needs only
@@ -199,6 +203,9 @@ cuda-faults: $(B)/libdualkv_cuda_faults.so ## the CUDA plugin with planted fault
 .PHONY: test-device
 test-device: all cuda cuda-faults ## everything that needs a GPU: suites, repeats, faults, sanitizers, bench, peers
 	DUALKV_DATA=data cuda/device.sh $(B)
+$(B)/examples/cuda_kernel.so: verify/examples/cuda_kernel.cu ref/dualkv_kernel.h
+	@mkdir -p $(@D)
+	$(NVCC) -shared $(filter-out -lineinfo,$(NVCCFLAGS)) -Xcompiler -fvisibility=default -I ref $< -o $@
 # Need a device to run, so `test` only builds them.
 $(B)/test_device $(B)/test_oracle: $(B)/%: $(B)/obj/cuda/%.o $(B)/libdualkv.a
 	$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@

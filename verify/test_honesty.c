@@ -139,6 +139,18 @@ static void nothing_is_left_behind(void **state) {
     }
 }
 
+/* The example to begin with, as its page says: the right one passes, the wrong one fails with its place. */
+static void the_example_is_judged(void **state) {
+    (void)state;
+    char words[300];
+    snprintf(words, sizeof words, "check smoke recorded 'shape=200+3x77 heads=4:2' --forward --kernel $B/examples/plain_kernel.so:%s", "plain");
+    assert_int_equal(run(words), 0);
+    assert_non_null(strstr(output, " PASSED"));
+    snprintf(words, sizeof words, "check 'shape=200+3x77 heads=4:2' --forward --kernel $B/examples/plain_kernel.so:%s", "forgetful");
+    assert_int_equal(run(words), 1);
+    if (!strstr(output, "times what rounding allows") || !strstr(output, "replay: dualkv replay")) fail_msg("%s", output);
+}
+
 static void what_cannot_be_opened_is_one_line(void **state) {
     (void)state;
     static const struct {
@@ -190,6 +202,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_run_goes_on),
         cmocka_unit_test(null_kernels_pass_no_suite),
         cmocka_unit_test(nothing_is_left_behind),
+        cmocka_unit_test(the_example_is_judged),
         cmocka_unit_test(what_cannot_be_opened_is_one_line),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

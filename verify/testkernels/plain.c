@@ -1,8 +1,5 @@
-/* plain.c: somebody else's kernel, against nothing but the public header: textbook attention in fp32, row by
- * row.
- *
- *     cc -shared -fPIC -O2 -I ref verify/testkernels/plain.c -lm -o plain.so
- *     dualkv check 'shape=200+3x77' --kernel ./plain.so
+/* plain.c: somebody else's kernel, for the tests: textbook attention in fp32, row by row, forward and backward, against
+ * nothing but the public header. (The example to begin with is verify/examples/plain_kernel.c.)
  *
  * It exports `plain` (declares nothing of its arithmetic) and `forward-only`. Takes bf16 and fp32, any mask
  * but block and prefix, no modifiers. */
