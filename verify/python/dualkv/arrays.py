@@ -124,7 +124,7 @@ class TorchArrays:
         return self.torch.as_tensor(rows, dtype=self.torch.int64, device=self.device)
 
     def constant(self, x: Any) -> Any:
-        return self.torch.as_tensor(x, device=self.device)
+        return self.torch.as_tensor(x if x.flags.writeable else x.copy(), device=self.device)
 
     def zeros(self, shape: Sequence[int], wide: bool) -> Any:
         kind = self.torch.float64 if wide else self.torch.float32

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import os
+import re
 import socket
 import sys
 import traceback
@@ -85,23 +86,31 @@ def explain(e: BaseException, files: Sequence[str] = ()) -> str:
 
 
 def uses_torch(function: Any) -> bool:
-    """Was torch imported where the function was written?"""
-    seen = getattr(inspect.unwrap(function), "__globals__", {}).values()
+    """Was torch imported where the function was written? (A function that is not Python: is torch there?)"""
+    written = getattr(inspect.unwrap(function), "__globals__", None)
+    if written is None:
+        return "torch" in sys.modules
+    seen = written.values()
     return any(getattr(v, "__name__", "") == "torch" or str(getattr(v, "__module__", "")).split(".")[0] == "torch"
                for v in seen)
 
 
-def _taker(function: Any) -> Callable[[str], bool]:
-    """Which keywords a function takes. One whose parameters cannot be seen (it is not Python) is given what it may
-    need."""
+def _parameters(function: Any) -> tuple[set[str], bool]:
+    """Keywords that a function names, and whether it takes others. One that is not Python names them at the beginning of
+    its docstring, NAME(a, b=1), or is given what it may need."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return lambda name: name not in ("return_lse", "out")
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return lambda name: name not in ("return_lse", "out")
+        listed = re.match(rf"\s*{re.escape(getattr(function, '__name__', '?'))}\(([^()]*)\)", function.__doc__ or "")
+        return (set(re.findall(r"\w+(?=\s*(?:[=,:]|$))", listed[1])), False) if listed else (set(), True)
     named = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    return named.__contains__
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _taker(function: Any) -> Callable[[str], bool]:
+    """Which keywords a function takes."""
+    named, others = _parameters(function)
+    return lambda name: name in named or (others and name not in ("return_lse", "out"))
 
 
 OPTIONS = {
@@ -337,8 +346,10 @@ class Launch:
     # ---- calling ----
 
     def keywords(self, call: Call, function: Any, more: dict[str, Any]) -> dict[str, Any]:
-        takes = _taker(function)
-        return {k: v for k, v in {**call.keywords, **more}.items() if takes(k)}
+        takes, (named, _) = _taker(function), _parameters(function)
+        every = {**call.keywords, **more}
+        idle = {k for k, v in every.items() if v is None or (k == "softcap" and not v)} - named  # none of these for **others
+        return {k: v for k, v in every.items() if takes(k) and k not in idle}
 
     def leaves(self, call: Call) -> list[Any]:
         """q, then k and v of each set of keys, as the function gets them."""

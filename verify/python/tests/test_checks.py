@@ -12,7 +12,7 @@ import unittest
 
 import dualkv
 import kernels
-from dualkv import _lib, checks
+from dualkv import _lib, checks, host
 
 LINE = "shape=20+3x7 heads=4:2 dim=32"
 FORWARD = LINE + " grad=off"
@@ -89,6 +89,24 @@ class Verdicts(unittest.TestCase):
         fn = lambda q, k, v, *, problem: kernels.attention(q, k, v, problem=problem)  # noqa: E731
         self.assertEqual(dualkv.check(fn, LINE).status, "UNSUPPORTED")
         self.assertTrue(dualkv.check(fn, LINE, backward=kernels.attention_backward).passed)
+
+    def test_what_a_function_takes(self):
+        passed = []
+
+        def others(q, k, v, **more):
+            passed.append(set(more))
+            return kernels.attention(q, k, v, problem=more["problem"])
+
+        self.assertTrue(dualkv.check(others, FORWARD).passed)
+        self.assertEqual(passed[0], {"problem", "scale"})  # nothing that says nothing
+
+        class Compiled:
+            __name__, __signature__ = "fast", "hidden"
+            __doc__ = "\nfast(query, key, value, attn_mask=None, *, scale: float=None) -> Tensor\n\nand so on (x, y)"
+
+        self.assertEqual(host._parameters(Compiled()), ({"query", "key", "value", "attn_mask", "scale", "float", "None"}, False))
+        Compiled.__doc__ = None
+        self.assertEqual(host._parameters(Compiled()), (set(), True))
 
     def test_which_case_decides(self):
         def result(code, *statuses):
