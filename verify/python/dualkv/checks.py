@@ -236,7 +236,8 @@ def _arguments(what: Any, spec: str, options: dict[str, Any]) -> list[str]:
 def check(fn: Kernel | str, what: What = "smoke", *, convention: str | None = None, backward: Kernel | None = None,
           options: dict[str, Any] | None = None, isolated: bool = False, timeout: float | None = None,
           budget: float | None = None, level: float | None = None, repeats: int | None = None,
-          peer: str | None = None, waivers: str | os.PathLike[str] | None = None) -> Result:
+          peer: str | None = None, waivers: str | os.PathLike[str] | None = None,
+          files: str | os.PathLike[str] | None = None) -> Result:
     """Judges a function on a problem line, a suite ("ci"), a file of lines, or several of these.
 
     fn: a function under one of the calling conventions (`dualkv list conventions`; ``convention`` names it, default
@@ -246,12 +247,13 @@ def check(fn: Kernel | str, what: What = "smoke", *, convention: str | None = No
     The function runs in this process, in this thread: if it crashes, this process does. ``isolated=True`` runs it in a
     process of its own (it must stand at the top of a file), as a kernel spec always does; then a crash or a hang is a status.
 
-    timeout, budget, level, repeats, peer, waivers: as the options of `dualkv check`.
+    timeout, budget, level, repeats, peer, waivers, files: as the options of `dualkv check`.
 
     Raises LineError for a bad line or suite, DualKVError where nothing could be learned. A defect is no exception.
     """
     words = {k: ("yes" if v else "no") if isinstance(v, bool) else str(v) for k, v in (options or {}).items()}
-    limits = {"timeout": timeout, "budget": budget, "level": level, "repeats": repeats, "peer": peer, "waivers": waivers}
+    limits = {"timeout": timeout, "budget": budget, "level": level, "repeats": repeats, "peer": peer, "waivers": waivers,
+              "files": files}
     if convention is not None:
         words = {"convention": convention, **words}
     if isinstance(fn, str):

@@ -64,6 +64,7 @@ def inputs(problem: Problem | str, layout: Layout = "packed", as_: Literal["nump
 
     as_="torch": tensors of the line's dtype (torch.bfloat16, float16, float32), on ``device`` if given. as_="numpy":
     float16, float32; NumPy has no bfloat16, so bf16 comes as float32 (the same values), or with bf16="uint16" as bits.
+    Captured cases (fill=file:NAME) lie in the folder that $DUALKV_FILES names.
     """
     p = as_problem(problem)
     if as_ not in ("numpy", "torch"):
