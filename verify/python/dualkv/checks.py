@@ -27,7 +27,7 @@ NO_DEFECT = ("PASSED", "UNSUPPORTED", "INCONCLUSIVE", "HARNESS_ERROR")
 Kernel = Callable[..., Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Case:
     """One line, judged. ``tensors``: for O, LSE, dQ, dK, dV, dSink, as far as judged, a dict of numbers: max_bound_ratio
     (largest error as a share of what rounding allows), twin_rms, twin_gain, bad (elements outside), total, worst (group,
@@ -50,8 +50,10 @@ class Case:
             return f"PASSED  {self.line}"
         return f"{self.status}  {self.line}\n  {self.why}\n  replay: {self.replay}"
 
+    __repr__ = __str__
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Result:
     """What the program said: of every case (``cases``), and of all (``exit_code``, ``text``). ``line``, ``status``, ``why``,
     ``replay``, ``tensors`` are those of the case that decides: the first defect, else the first that did not pass."""
@@ -108,6 +110,13 @@ class Result:
         if self.passed:
             return f"PASSED: {len(self.cases)} cases: {counts}"
         return f"{self.status}: {self.why}\n  line: {self.line}\n  replay: {self.replay}\n  {len(self.cases)} cases: {counts}"
+
+    __repr__ = __str__
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """The records, one JSON object a line, as `dualkv report` and `dualkv replay` read them."""
+        with open(path, "w") as f:
+            f.writelines(json.dumps(case.record) + "\n" for case in self.cases)
 
 
 # ---- what is run, and what it is called ----
@@ -240,12 +249,13 @@ def check(fn: Kernel | str, what: What = "smoke", *, convention: str | None = No
           files: str | os.PathLike[str] | None = None) -> Result:
     """Judges a function on a problem line, a suite ("ci"), a file of lines, or several of these.
 
-    fn: a function under one of the calling conventions (`dualkv list conventions`; ``convention`` names it, default
-    "packed"), or a kernel spec ("emu", "./mine.so:plain", "FILE.py:FUNCTION"). backward: its gradients, where they are
+    fn: a function under one of the calling conventions (`dualkv list conventions`; ``convention`` names it, default: the
+    function's or its module's own, else "packed"), or a kernel spec ("emu", "./mine.so:plain", "FILE.py:FUNCTION"). backward: its gradients, where they are
     neither autograd's nor NAME_backward beside it. options: further words of the spec (``{"packing": "first"}``).
 
-    The function runs in this process, in this thread: if it crashes, this process does. ``isolated=True`` runs it in a
-    process of its own (it must stand at the top of a file), as a kernel spec always does; then a crash or a hang is a status.
+    The function runs in this process, in this thread: if it crashes, this process does, and while it hangs, this waits.
+    ``isolated=True`` runs it in a process of its own (it must stand at the top of a file), as a kernel spec always does; then
+    both are a status.
 
     timeout, budget, level, repeats, peer, waivers, files: as the options of `dualkv check`.
 

@@ -48,6 +48,12 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(set(result.counts) - {"PASSED", "UNSUPPORTED"}, set(), result)
         self.assertGreater(result.counts["PASSED"], 15)
         self.assertEqual([c.line for c in result.cases], dualkv.suite("smoke"))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "records.jsonl")
+            result.write(path)
+            done = subprocess.run([str(_lib.program_path()), "report", path], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(":attention", done.stdout)
 
     def test_a_wrong_scale_fails_with_a_sentence_and_a_replay_line_that_runs(self):
         result = dualkv.check(kernels.wrong_scale, FORWARD)
