@@ -85,6 +85,8 @@ static void wrong_kernels_are_caught(void **state) {
     mustBe(DKV_ST_OUT_OF_BOUNDS, "fake+how=far-before", SMALL, "1 bytes written");
     mustBe(DKV_ST_INPUT_MUTATED, "fake+how=mutates", SMALL, "K changed");
     mustBe(DKV_ST_INPUT_MUTATED, "fake+how=mutates", SMALL " run=side", "K changed");
+    mustBe(DKV_ST_FAILED, "fake+how=remembers", "shape=33 heads=2:2 dim=8 grad=off", "O at group 0");
+    mustBe(DKV_ST_FAILED, "fake+how=pinned", "shape=33 heads=2:2 dim=8 grad=off", "the same data in other buffers");
     mustBe(DKV_ST_PASSED, "fake+how=null-stream", SMALL, "");
     mustBe(DKV_ST_UNWRITTEN, "fake+how=null-stream", SMALL " run=side", "O were never written");
     mustBe(DKV_ST_PASSED, "fake+how=waits", SMALL, "");

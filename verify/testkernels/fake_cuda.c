@@ -29,17 +29,22 @@ typedef enum way {
     MUTATES,      /* changes K */
     WAITS,        /* waits for its stream, which no capture allows */
     ONCE,         /* does nothing when its graph is replayed again */
+    REMEMBERS,    /* gives the O that it gave before for the same address of Q */
+    PINNED,       /* works on the addresses of its first launch alone: O is zero elsewhere */
     HOST_POINTER, /* reads the problem's arrays where they are in host memory: right */
     N_WAYS
 } way;
 static const char *const ways[N_WAYS] = {"right", "null-stream", "launch-error", "sticky",
                                          "after", "far-before",  "mutates",      "waits",
-                                         "once",  "host-pointer"};
+                                         "once",  "remembers",   "pinned",       "host-pointer"};
 
 typedef struct kernel_self {
     void *emu;
     way how;
     uint64_t launches;
+    const void *seen; /* where Q was at first, O then, and its bytes */
+    char *kept;
+    size_t kept_bytes;
 } kernel_self;
 
 typedef struct task { /* a copy, a fill, an event or a kernel */
@@ -148,6 +153,21 @@ static int misplaced(const dualkv_launch *l, int backward) {
            (l->workspace_size && !holds(l->workspace, l->workspace_size));
 }
 
+static void misremember(kernel_self *k, const dualkv_launch *l) {
+    size_t n = (size_t)(l->problem->tq * l->o.row) * (l->problem->dtype == DUALKV_FP32 ? 4 : 2);
+    if (!k->kept || n != k->kept_bytes) {
+        free(k->kept);
+        k->kept = malloc(n);
+        k->kept_bytes = n;
+        k->seen = l->q.data;
+        if (k->kept) memcpy(k->kept, l->o.data, n);
+    } else if (k->how == REMEMBERS && k->seen == l->q.data) {
+        memcpy(l->o.data, k->kept, n);
+    } else if (k->how == PINNED && k->seen != l->q.data) {
+        memset(l->o.data, 0, n);
+    }
+}
+
 static void runKernel(task *t) {
     char err[TEXT] = "";
     kernel_self *k = t->kernel;
@@ -160,6 +180,7 @@ static void runKernel(task *t) {
     const dualkv_problem *p = &t->problem;
     if (k->how == AFTER && !t->backward) memset((uint16_t *)t->launch.o.data + p->tq * t->launch.o.row, 0, 2);
     if (k->how == FAR_BEFORE && !t->backward) memset((char *)t->launch.lse.data - 3000, 0, 1);
+    if ((k->how == REMEMBERS || k->how == PINNED) && !t->backward) misremember(k, &t->launch);
     if (k->how == MUTATES && !t->backward) *(uint16_t *)t->launch.k.data ^= 1;
 }
 
@@ -396,6 +417,7 @@ static void *openFake(const char *options, char *err, size_t n) {
 
 static void closeFake(void *self) {
     dkv_emuKernel.close(((kernel_self *)self)->emu);
+    free(((kernel_self *)self)->kept);
     free(self);
 }
 static const char *refuses(void *self, const dualkv_problem *p) {
