@@ -84,6 +84,7 @@ static void runNumber(pool *p, uint64_t n, dkv_worker *w, dkv_worker *peer, char
                                 .level = c->level > 0 ? c->level : dkv_fuzzLevel(c->budget, n),
                                 .threads = p->threads,
                                 .repeats = c->repeats,
+                                .fits = c->fits,
                                 .peer = c->peer ? peer : NULL};
     dkv_problem problem = {0};
     dkv_err err = {0};

@@ -8,6 +8,7 @@
 
 #include "../data/suite.h"
 #include "../verify/cli.h"
+#include "../verify/record.h"
 #include "../verify/session.h"
 #include "log.h"
 #include "options.h"
@@ -31,6 +32,7 @@ typedef struct show {
     bool bar;
     long finished, defects;
     dkv_err trouble;
+    dkv_behaviour behaves; /* a kernel that declares no arithmetic: as what */
 } show;
 
 /* How many failures of this reason there were, this one included. */
@@ -79,6 +81,7 @@ static void sayCase(show *s, const dkv_fuzzed *f) {
 static int takeCase(const dkv_fuzzed *f, void *arg) {
     show *s = arg;
     s->finished++;
+    dkv_countBehaviour(&s->behaves, f->result->profile);
     if (dkv_logCase(&s->log, f, &s->trouble)) return 1;
     sayCase(s, f);
     if (s->bar) fprintf(stderr, "\r%ld cases, %ld defects", s->finished, s->defects);
@@ -107,6 +110,7 @@ static void saySummary(const show *s, const dkv_campaign *c, const long counts[D
     fprintf(s->out, first ? "none ran" : "; %.1f a second",
             (double)c->finished / (seconds > 0 ? seconds : 1));
     fprintf(s->out, "\n");
+    dkv_sayBehaviour(&s->behaves, s->out);
     fflush(s->out);
 }
 
@@ -163,6 +167,14 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
     c.n_done = s.log.n_done;
     c.report = takeCase;
     c.arg = &s;
+    static dkv_fits fits;
+    if (cli->arithmetic && dkv_fitKernel(c.kernel, cli->arithmetic, 7, c.timeout, c.data_dir, &fits, &err)) {
+        dkv_closeSampler(&sampler);
+        return dkv_complain(&err);
+    }
+    if (cli->arithmetic) c.fits = &fits;
+    dkv_nameArithmetic(cli->arithmetic);
+    if (!cli->quiet) dkv_sayFits(c.kernel->text, &fits, s.out);
     dkv_catchSignals();
     double start = now();
     dkv_runCampaign(&c);

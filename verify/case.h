@@ -3,6 +3,7 @@
 #ifndef DKV_CASE_H
 #define DKV_CASE_H
 
+#include "fit.h"
 #include "judge.h"
 #include "remote.h"
 #include "side.h"
@@ -23,6 +24,7 @@ typedef struct dkv_case_options {
     /* Called with everything still there once the checks have run; NULL: nobody looks. */
     void (*observe)(struct dkv_case *c, void *arg);
     void *observe_arg;
+    const dkv_fits *fits; /* of a kernel that declares nothing (--arithmetic), or NULL */
     dkv_remote *remote; /* the oracle on a device, or NULL: the CPU judges */
     dkv_worker *peer; /* same-precision peer, or NULL: errors beside the kernel's, never deciding */
 } dkv_case_options;
@@ -59,7 +61,7 @@ typedef struct dkv_result {
     dkv_oracle_use oracle;
     dkv_gpu_info gpu; /* that the kernel ran on */
     dualkv_arithmetic arithmetic;
-    char arithmetic_words[240], profile[64]; /* profile: named where the kernel declares nothing */
+    char arithmetic_words[240], profile[DKV_FIT_WORDS]; /* profile: named where the kernel declares nothing */
     dkv_judgement tensor[DKV_N_OUTPUTS];
     double peer[DKV_N_OUTPUTS]; /* rms error over the peer's; 0: not there */
     dkv_finding finding[DKV_CHECKS_MAX];
@@ -104,6 +106,8 @@ void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *op
 
 /* Truth, bound and (if asked) twin of a case that has run, under the arithmetic `a`. */
 int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err);
+/* The twin alone, under another arithmetic, after the CPU was consulted; truth and bound stay. */
+int dkv_consultTwin(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err);
 /* Frees what a case holds; not its problem, not its result. */
 void dkv_freeCase(dkv_case *c);
 

@@ -44,6 +44,8 @@ static const option options[] = {
     {"--repeats", NULL, "N", "extra runs where repeatable bits are promised (default 1)", COUNT,
      FIELD(repeats), 0, 10000, RUNS | TRIES},
     {"--peer", NULL, "SPEC", "report errors beside those of this kernel, too", PEER, 0, 0, 0, RUNS},
+    {"--arithmetic", NULL, "NAME", "of kernels that declare none: `auto` finds the tightest that fits; a name holds them to it",
+     WORD, FIELD(arithmetic), 0, 0, RUNS},
     {"--bisect", NULL, NULL, "exit codes as `git bisect run` wants them", FLAG, FIELD(bisect), 0, 0,
      DKV_CMD_REPLAY},
     {"--oracle", NULL, "WHO", "who judges: auto (default: the device where that is quicker), cpu, cuda, both", WORD,

@@ -33,6 +33,7 @@ typedef struct show {
     dkv_waivers waivers;
     long waived[DKV_ST_N], expired; /* defects that are excused; waivers that are over */
     refusal refused[REASONS_MAX];   /* the last: all further reasons */
+    dkv_behaviour behaves;              /* kernels that declare no arithmetic: as what */
     dkv_err trouble;
 } show;
 
@@ -199,6 +200,7 @@ static void takeResult(const dkv_result *r, long index, long total, void *arg) {
     char *json = dkv_printRecord(r);
     sayCase(s, r);
     countRefusal(s, r);
+    dkv_countBehaviour(&s->behaves, r->profile);
     applyWaiver(s, r);
     if (!json || dkv_writeRecord(&s->file, json, &err) || dkv_addReport(&s->report, json, &err)) {
         if (!json) dkv_fail(&err, DKV_EHARNESS, "out of memory for a record");
@@ -244,6 +246,7 @@ static void saySummary(const show *s, const dkv_session *session) {
     fprintf(f, first ? "none ran\n" : "\n");
     for (int k = 0; k < REASONS_MAX && s->refused[k].cases; k++)
         fprintf(f, "  %ld UNSUPPORTED: %s\n", s->refused[k].cases, s->refused[k].why);
+    dkv_sayBehaviour(&s->behaves, f);
     if (s->suite && !session->stopped) sayPower(s);
     fflush(f);
 }
@@ -280,6 +283,23 @@ static int loadWaivers(const dkv_cli *cli, dkv_waivers *out, dkv_err *err) {
     char path[4200];
     snprintf(path, sizeof path, "%s/waivers.txt", dkv_dataDir());
     return dkv_loadWaivers(cli->waivers ? cli->waivers : path, cli->waivers != NULL, out, err);
+}
+
+/* What kernels that declare no arithmetic behave as (--arithmetic), before any of their cases runs. */
+static int fitKernels(const dkv_cli *with, const dkv_session *session, const show *s, dkv_fits *fits, dkv_err *err) {
+    int rc = with->arithmetic ? dkv_checkArithmeticWord(with->arithmetic, err) : 0;
+    unsigned types = 0;
+    for (long i = 0; i < session->n_items && with->arithmetic; i++) {
+        dkv_problem p = {0};
+        if (!dkv_parseProblem(session->items[i].line, NULL, &p, NULL)) types |= 1u << p.dtype;
+        dkv_freeProblem(&p);
+    }
+    for (int k = 0; k < with->n_kernels && with->arithmetic && !rc; k++) {
+        rc = dkv_fitKernel(&with->kernels[k], with->arithmetic, types, with->timeout, dkv_dataDir(), &fits[k], err);
+        if (!rc && !s->cli->quiet) dkv_sayFits(with->kernels[k].text, &fits[k], s->out);
+    }
+    dkv_nameArithmetic(with->arithmetic);
+    return rc;
 }
 
 static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool replay) {
@@ -328,10 +348,12 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
         return dkv_complain(&err);
     }
     bool replicated[DKV_KERNELS_MAX];
+    static dkv_fits fits[DKV_KERNELS_MAX];
+    session.fits = cli->arithmetic ? fits : NULL;
     if (dkv_checkRecordPath(cli->json, &err) ||
         dkv_probeKernels(with.kernels, with.n_kernels, cli->timeout, replicated, &err) ||
         (cli->has_peer && dkv_probeKernels(&cli->peer, 1, cli->timeout, NULL, &err)) ||
-        dkv_precheckItems(&session, replicated, &err) ||
+        dkv_precheckItems(&session, replicated, &err) || fitKernels(&with, &session, &s, fits, &err) ||
         (cli->judge && dkv_parseOracleMode(cli->judge, &mode, &err)) ||
         dkv_openRemote(&remote, mode, NULL, DEVICE_TIMEOUT, &err)) {
         free(items);

@@ -35,6 +35,10 @@ static void quote(const char *text, char *out, size_t n) {
     out[at] = 0;
 }
 
+static const char *arithmetic_word;
+
+void dkv_nameArithmetic(const char *word) { arithmetic_word = word; }
+
 void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n) {
     char *quoted_line = malloc(DKV_LINE_MAX + 64), *quoted_kernel = malloc(4 * DKV_SPEC_MAX);
     if (quoted_line && quoted_kernel) {
@@ -48,6 +52,8 @@ void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n
             snprintf(out + wrote, n - (size_t)wrote, " --files %s", quoted_kernel);
         }
     }
+    size_t at = quoted_line && quoted_kernel ? strlen(out) : n;
+    if (arithmetic_word && at < n) snprintf(out + at, n - at, " --arithmetic %s", arithmetic_word);
     free(quoted_line);
     free(quoted_kernel);
 }

@@ -7,7 +7,9 @@
 
 #include "case.h"
 
-/* The command that replays a case: dualkv replay 'LINE' --kernel SPEC [--files DIR] (quoted for a shell). */
+/* The command that replays a case: dualkv replay 'LINE' --kernel SPEC [--files DIR] (quoted for a shell), and
+ * --arithmetic where a run was given that. */
+void dkv_nameArithmetic(const char *word); /* before the run; NULL: none */
 void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n);
 /* One line of JSON without newline, malloc'ed; NULL where out of memory. */
 char *dkv_printRecord(const dkv_result *r);

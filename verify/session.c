@@ -140,6 +140,7 @@ static void runItem(pool *p, long index, dkv_worker *workers, dkv_worker *peer) 
                                 .threads = p->threads,
                                 .repeats = s->repeats,
                                 .strength = s->strength,
+                                .fits = s->fits ? &s->fits[item->kernel] : NULL,
                                 .remote = s->remote,
                                 .peer = s->peer ? peer : NULL};
     dkv_result *r = calloc(1, sizeof *r);

@@ -24,6 +24,7 @@ typedef struct dkv_session {
     int repeats;
     bool strength;               /* measure what each case has the power to see */
     const dkv_kernel_spec *peer; /* or NULL */
+    const dkv_fits *fits;        /* of each kernel, or NULL */
     dkv_remote *remote;          /* the oracle on a device, or NULL */
     const char *data_dir;
     bool timing; /* no oracle: only inputs and outputs need memory */
