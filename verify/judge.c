@@ -29,7 +29,7 @@
 #define CLIP_MIN 9.0
 #define CLIP_MAX 100.0
 #define EXACT    0x1p-42 /* sigma below this share of the value: nothing was rounded */
-#define CERTAIN  0x1p-14 /* sigma below this share of the output's spacing: the rounding is certain */
+#define CERTAIN  0x1p-10 /* sigma below this share of the output's spacing: the rounding is certain */
 
 /* Geometry of one tensor: rows x heads vectors of d elements; LSE lies [head, row]. */
 typedef struct shape {
@@ -240,13 +240,15 @@ static int64_t gatherRows(twin_loop *w) {
 /* z of every element of the vector; false if none tells anything. */
 static bool measureRow(const double *got, const double *twin, const double *sigma2, int64_t d, int32_t format,
                        double clip, row_stat *r) {
-    double n = 0, square = 0, mean = 0, off = 0, top = sqrt(clip);
+    double n = 0, sure = 0, wrong = 0, square = 0, mean = 0, off = 0, top = sqrt(clip);
     for (int64_t c = 0; c < d; c++) {
         double t = twin[c], e = got[c] - t, h, s2 = sigma2[c], z, w;
         if (!isfinite(e) || !isfinite(s2)) continue; /* the bound's business */
         h = dkv_ulp(t, format);
         if (s2 <= EXACT * EXACT * t * t || s2 <= CERTAIN * CERTAIN * h * h) { /* half a unit is an error */
+            sure++;
             if (!(fabs(e) > h / 2)) continue;
+            wrong++;
             s2 = h * h / 12;
         }
         z = e / sqrt(s2);
@@ -263,6 +265,7 @@ static bool measureRow(const double *got, const double *twin, const double *sigm
             r->noise += s2 > near * near ? w * fabs(t) * sqrt(s2 - near * near) : 0;
         }
     }
+    if (wrong > 0) n += sure - wrong; /* beside one that is wrong, those that are right tell something, too */
     r->square = n > 0 ? square / n : 0;
     r->mean = n > 0 ? mean / n : 0;
     r->off = n > 0 ? off / n : 0;
