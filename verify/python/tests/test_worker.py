@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -22,7 +23,7 @@ ABA = LINE + " run=aba"
 
 def dualkv(*words: str, **env: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([str(_lib.program_path()), *words], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, **env})
+                          env={**os.environ, "DUALKV_PYTHON": sys.executable, **env})
 
 
 def statuses(lines: list[str], functions: list[str], *words: str) -> "dict[str, list[dict[str, Any]]]":
