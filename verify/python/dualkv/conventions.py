@@ -149,7 +149,7 @@ PACKINGS = ("every", "first", "separate")
 
 
 def _packing(setting: Setting) -> str:
-    return setting.options.get("packing", "every")
+    return setting.options["packing"]
 
 
 def _dualkv_refuses(setting: Setting, p: View) -> str | None:

@@ -142,7 +142,8 @@ class Function:
     """A function, its backward if it has one of its own, and how both are called.
 
     What is not among the spec's `options` is an attribute of the function (``fn.convention = "sdpa"``; also ``device``,
-    ``arrays``, ``lse``, ``deterministic``, ``align``, ``backward``, ``refuses``, ``launches``), or, for the convention, ``CONVENTION`` in its module.
+    ``arrays``, ``lse``, ``deterministic``, ``align``, ``packing``,
+    ``backward``, ``refuses``, ``launches``), or, for the convention, ``CONVENTION`` in its module.
     ``refuses(problem)`` returns None or the reason why a problem is not supported; ``launches()`` how often its own code ran
     so far, so that a fallback does not pass for it. `convention`: where nothing else says.
     """
@@ -170,7 +171,7 @@ class Function:
         self.has_backward = self._yes("backward", own is not False and (self.backward is not None or self.torch))
         if self.has_backward and self.backward is None and not self.torch:
             raise SpecError(f"{self.name} has no backward: {self.name}_backward, or {self.name}.backward")
-        self.alignment = int(self._choice("align", "1", None))
+        self.alignment = int(self._choice("align", "1", [str(1 << i) for i in range(9)]))
 
     # ---- what was chosen ----
 
@@ -183,7 +184,7 @@ class Function:
         if given is None:
             given = self._attribute(name)
         if given is None:
-            return default
+            given = default
         value = ("no", "yes")[given] if isinstance(given, bool) else str(given)
         if among and value not in among:
             near = get_close_matches(value, among, 1)
@@ -200,8 +201,7 @@ class Function:
         module = default or getattr(inspect.unwrap(self.function), "__globals__", {}).get("CONVENTION", "packed")
         self.convention = rows[self._choice("convention", str(module), list(rows))]
         self.row = conventions.TABLE[self.convention.name]
-        if "packing" in self.options and self.options["packing"] not in conventions.PACKINGS:
-            raise SpecError(f"packing={self.options['packing']}: it is one of {', '.join(conventions.PACKINGS)}")
+        self.options["packing"] = self._choice("packing", conventions.PACKINGS[0], conventions.PACKINGS)
 
     def _choose_arrays(self, torch_seen: bool) -> None:
         default = "torch" if torch_seen or self.row.torch_only or uses_torch(self.function) else "numpy"
