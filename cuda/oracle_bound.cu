@@ -456,6 +456,7 @@ static int markSegment(dkv_device_oracle *o, const dualkv_segment *s, int64_t kv
     if (keys) {
         DKV_TRY(unclaim(o, DKV_O, s->q_start, s->q_len, kvh, (int64_t)o->g * p->dv));
         DKV_TRY(unclaim(o, DKV_DQ, s->q_start, s->q_len, kvh, (int64_t)o->g * p->dqk));
+        DKV_TRY(unclaim(o, DKV_DSINK, 0, 1, kvh, o->g)); /* through the rows' dO.O */
     }
     for (int64_t r = s->range_begin; r < s->range_begin + s->range_count; r++) {
         DKV_TRY(unclaim(o, DKV_DK, v->ranges[r].k_start, v->ranges[r].len, kvh, p->dqk));

@@ -131,7 +131,8 @@ __global__ void sample_kernel(dkv_formula_noise z, chain_weights w, int rows, in
     if (e >= KINDS * rows * keys) return;
     const int kind = e / (rows * keys);
     const int64_t i = e / keys % rows, j = e % keys;
-    const int64_t row = (i * tq / rows) * g + i % g, key = (j * tk + i * tk / rows) / keys % tk;
+    /* the first key: often the sink of attention */
+    const int64_t row = (i * tq / rows) * g + i % g, key = j ? (j * tk + i * tk / rows) / keys % tk : 0;
     double a[256], sum = 0, got = 0, na = x_norm[row], nb = y_norm[key];
     const double *b = y + key * d;
     float dot = 0, sq = 0;
@@ -139,7 +140,7 @@ __global__ void sample_kernel(dkv_formula_noise z, chain_weights w, int rows, in
     for (int c = 0; c < d; c++)
         a[c] = kind ? dkv_roundBy(round, (1 + (double)i / rows) * b[c]) : x[row * d + c];
     if (kind == 2) {
-        const int64_t other = ((j + 1) % keys * tk + i * tk / rows) / keys % tk;
+        const int64_t next = (j + 1) % keys, other = next ? (next * tk + i * tk / rows) / keys % tk : 0;
         for (int c = 0; c < d; c++)
             a[c] = dkv_roundBy(round, a[c] + (1 + (double)(j % 4)) / 2 * y[other * d + c]);
     }
@@ -162,11 +163,11 @@ __global__ void sample_kernel(dkv_formula_noise z, chain_weights w, int rows, in
         for (int c = 0; c < d; c++) t = __fadd_rn(t, __fmul_rn((float)a[c], (float)b[c]));
         got = t;
     }
-    const double err = got - sum, unit = 1 / (na * nb);
+    const double weight = kind ? 1 : 8, err = got - sum, unit = weight / (na * nb);
     if (na > 0 && nb > 0 && isfinite(err) && isfinite(unit)) {
         s.bin = dkv_formulaBin(sq);
         s.used = 1;
-        s.model = z.step2 * sq;
+        s.model = weight * z.step2 * sq;
         s.real = err * err * unit;
         s.drift = err * sum * unit;
         s.size = sum * sum * unit;
@@ -302,27 +303,6 @@ int dkv_twinMeanOf(dkv_device_oracle *o, const float *x, int64_t rows, int64_t p
 
 /* --- equal rows --- */
 
-static __device__ __forceinline__ unsigned long long mixed(unsigned long long h) {
-    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9ull;
-    h = (h ^ h >> 27) * 0x94D049BB133111EBull;
-    return h ^ h >> 31;
-}
-
-/* Adds n elements of a vector to the hash of a warp's row: each with its place, so that the order of adding
- * is nothing. */
-static __device__ unsigned long long hashOf(const void *x, int dtype, int64_t at, int n, unsigned salt,
-                                            int lane) {
-    unsigned long long h = 0;
-    for (int c = lane; c < n; c += 32) {
-        unsigned long long w = dtype == DUALKV_FP32 ? __float_as_uint(((const float *)x)[at + c])
-                                                    : ((const uint16_t *)x)[at + c];
-        h += mixed(w + (((unsigned long long)salt << 48) | ((unsigned long long)(c + 1) << 32)) *
-                           0x9E3779B97F4A7C15ull);
-    }
-    for (int s = 16; s; s >>= 1) h += __shfl_xor_sync(~0u, h, s);
-    return h;
-}
-
 typedef struct hashing {
     const void *a, *b, *c;    /* [rows, heads, da], ...; NULL: not there */
     const float *lse, *d_lse; /* [heads, rows] or NULL */
@@ -390,9 +370,44 @@ static int countEqual(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, c
     if (!o->in.d_o) return 0;
     hashing q = {o->in.q,  o->in.d_o, kernel_o,   kernel_lse, o->in.d_lse, t->group_q, o->l->view.tq,
                  p->dtype, p->hq,     kvh * o->g, o->g,       p->dqk,      p->dv,      p->dv};
-    DKV_TRY(countRuns(o, &q, t->equal_any));
-    q.cls = t->segment_q;
-    return countRuns(o, &q, t->equal_own);
+    for (int all = 0; all < (o->in.d_lse ? 2 : 1); all++) {
+        if (all) q.d_lse = NULL;
+        q.cls = t->group_q;
+        DKV_TRY(countRuns(o, &q, t->equal_any[all]));
+        q.cls = t->segment_q;
+        DKV_TRY(countRuns(o, &q, t->equal_own[all]));
+    }
+    return 0;
+}
+
+__global__ void classes_kernel(int64_t n, const unsigned long long *cls, const float *count, unsigned long long *out) {
+    unsigned long long rows = 0, alike = 0;
+    DKV_GRID_LOOP(i, n) {
+        if (cls[i] == 0) continue;
+        rows++;
+        alike += (unsigned long long)count[i];
+    }
+    for (int s = 16; s; s >>= 1) {
+        rows += __shfl_xor_sync(~0u, rows, s);
+        alike += __shfl_xor_sync(~0u, alike, s);
+    }
+    if (threadIdx.x % 32) return;
+    atomicAdd(&out[0], rows);
+    atomicAdd(&out[1], alike);
+}
+
+/* Adds the head's rows, and how many of them err alike in LSE. */
+static int countClasses(dkv_device_oracle *o) {
+    dkv_twin_device *t = o->twin;
+    const int64_t n = o->l->view.tq * o->g;
+    if (n == 0) return 0;
+    DKV_TRY_CUDA(cudaMemcpyAsync(t->sorted, t->row_class, 8 * (size_t)n, cudaMemcpyDeviceToDevice, o->stream));
+    thrust::device_ptr<unsigned long long> p(t->sorted);
+    thrust::sort(thrust::cuda::par.on(o->stream), p, p + n);
+    runs_kernel<<<dkv_blocksFor(n, 256), 256, 0, o->stream>>>(n, t->row_class, t->sorted, t->equal_any[0]);
+    classes_kernel<<<256, 256, 0, o->stream>>>(n, t->row_class, t->equal_any[0], t->classes);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
 }
 
 /* --- memory --- */
@@ -443,8 +458,29 @@ static int allocate(dkv_device_oracle *o) {
                           DOUBLES(kf, tk * dqk),
                           FLOATS(equal_k, tk),
                           FLOATS(equal_kv, tk),
-                          FLOATS(equal_any, mq),
-                          FLOATS(equal_own, mq),
+                          FLOATS(equal_any[0], mq),
+                          FLOATS(equal_own[0], mq),
+                          FLOATS(equal_any[1], o->in.d_lse ? mq : 0),
+                          FLOATS(equal_own[1], o->in.d_lse ? mq : 0),
+                          DOUBLES(row_class, mq),
+                          DOUBLES(classes, 2),
+                          DOUBLES(top.s, m),
+                          DOUBLES(top.vs, m),
+                          DOUBLES(top.chain, m),
+                          DOUBLES(top.keep2, m),
+                          DOUBLES(top.equal, m),
+                          DOUBLES(top.equal_v, m),
+                          DOUBLES(top.key, m),
+                          DOUBLES(step.count, t->subs * m),
+                          DOUBLES(step.squares, t->subs * m),
+                          DOUBLES(step.g, t->subs * m),
+                          DOUBLES(step.g2, t->subs * m),
+                          DOUBLES(step.ff, t->subs * m),
+                          DOUBLES(step.share, t->subs * m),
+                          DOUBLES(step.g_first, t->subs * m),
+                          DOUBLES(step.f_first, t->subs * m),
+                          DOUBLES(p1, t->subs * m),
+                          DOUBLES(wsum, t->subs * m),
                           FLOATS(segment_k, tk),
                           FLOATS(segment_q, tq),
                           FLOATS(group_q, tq),
@@ -458,8 +494,10 @@ static int allocate(dkv_device_oracle *o) {
                           DOUBLES(o_var, m * dv),
                           DOUBLES(q_mean2, t->subm * d),
                           DOUBLES(o_mean2, t->subm * d),
-                          DOUBLES(mean_any, t->subm),
-                          DOUBLES(mean_own, t->subm),
+                          DOUBLES(mean_any[0], t->subm),
+                          DOUBLES(mean_own[0], t->subm),
+                          DOUBLES(mean_any[1], t->subm),
+                          DOUBLES(mean_own[1], t->subm),
                           DOUBLES(k_mean2, t->subs * d),
                           DOUBLES(v_mean2, t->subs * d),
                           DOUBLES(mean_kv, t->subs),
@@ -484,7 +522,9 @@ static int allocate(dkv_device_oracle *o) {
                           DOUBLES(sink_y, sinks),
                           DOUBLES(sink_v, sinks)};
     static_assert(sizeof all / sizeof *all <= sizeof t->memory / sizeof *t->memory, "room for each");
-    return take(t, all, sizeof all / sizeof *all);
+    DKV_TRY(take(t, all, sizeof all / sizeof *all));
+    if (!o->in.d_lse) t->equal_any[1] = t->equal_any[0], t->equal_own[1] = t->equal_own[0];
+    return 0;
 }
 
 /* Which segment and group each row belongs to. */
@@ -568,7 +608,8 @@ __global__ void finish_keys_kernel(key_end k, __grid_constant__ const dkv_twin_u
                    w = k.parts > 1 ? var[i * k.tk * k.d + e] : sigma2[at];
             double z = k.parts > 1 ? dkv_roundBy(k.round_part, y) : y;
             sum += z;
-            v += k.parts > 1 ? dkv_formulaFlip(y, z, w, dkv_formulaSpacingAt(u.ulp_part, fabs(y))) : w;
+            /* w itself, too: much of it may be one rare step, after which the rounding steps for certain */
+            v += w + (k.parts > 1 ? dkv_formulaFlip(y, z, w, dkv_formulaSpacingAt(u.ulp_part, fabs(y))) : 0);
             if (k.parts > 1 && i > 0) v += u.z.unit2 * sum * sum;
         }
         twin[at] = sum;
@@ -641,7 +682,8 @@ static int runHead(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, cons
         DKV_TRY(dkv_twinForwardBlock(o, &s, kernel_lse));
         if (grad) DKV_TRY(dkv_twinBackwardBlock(o, &s, kernel_o, kernel_lse));
     }
-    return grad ? finishKeys(o, kvh) : 0;
+    if (grad) DKV_TRY(finishKeys(o, kvh));
+    return countClasses(o);
 }
 
 /* Where the bound claims nothing, neither does the twin. */
@@ -680,7 +722,13 @@ int dkv_runTwin(dkv_device_oracle *o, const void *kernel_o, const float *kernel_
     o->has_twin[DKV_LSE] = true;
     o->has_twin[DKV_DQ] = o->has_twin[DKV_DK] = o->has_twin[DKV_DV] = grad;
     o->has_twin[DKV_DSINK] = grad && o->p->sink;
+    unsigned long long classes[2] = {0, 0};
+    DKV_TRY_CUDA(cudaMemsetAsync(o->twin->classes, 0, sizeof classes, o->stream));
     for (int32_t kvh = 0; kvh < o->p->hkv; kvh++) DKV_TRY(runHead(o, kvh, kernel_o, kernel_lse));
+    DKV_TRY_CUDA(cudaMemcpyAsync(classes, o->twin->classes, sizeof classes, cudaMemcpyDeviceToHost, o->stream));
+    DKV_TRY_CUDA(cudaStreamSynchronize(o->stream));
+    o->lse_rows = (int64_t)classes[0];
+    o->lse_alike = (int64_t)classes[1];
     if (o->has_twin[DKV_DSINK]) {
         sum_sink_kernel<<<dkv_blocksFor(o->p->hq, 32), 32, 0, o->stream>>>(
             o->p->hq, o->l->view.tq, o->twin->u.z.unit2, o->twin->sink_y, o->twin->sink_v,

@@ -1,4 +1,4 @@
-/* oracle_twin.cuh: what the files of the device's twin share (oracle_twin.cu, oracle_twin_pass.cu). */
+/* oracle_twin.cuh: what the files of the device's twin share (oracle_twin*.cu). */
 #ifndef DKV_ORACLE_TWIN_CUH
 #define DKV_ORACLE_TWIN_CUH
 
@@ -12,6 +12,17 @@ typedef struct dkv_twin_fit {
     float var[DKV_FORMULA_BINS], gain[DKV_FORMULA_BINS];
 } dkv_twin_fit;
 
+/* Each row's largest score so far (ref/twin_impl.h: dkv_topKey), [max_m] each. */
+typedef struct dkv_top_rows {
+    double *s, *vs, *chain, *keep2, *equal, *equal_v;
+    int64_t *key;
+} dkv_top_rows;
+
+/* The chain of each row's products over 256 keys, [subs, max_m] each. */
+typedef struct dkv_step_rows {
+    double *count, *squares, *g, *g2, *ff, *share, *g_first, *f_first;
+} dkv_step_rows;
+
 typedef struct dkv_twin_device {
     dkv_twin_units u;
     dkv_twin_fit fit_s, fit_dp;
@@ -24,15 +35,19 @@ typedef struct dkv_twin_device {
     float *q1, *k1, *v1, *o1;
     double *q_norm, *k_norm, *v_norm, *o_norm;
     double *q2, *k2, *v2, *o2, *ve, *kf;               /* ve: V times equal_kv; kf: K */
-    float *equal_k, *equal_kv, *equal_any, *equal_own; /* [tk], [tk], [tq * g], [tq * g] */
+    float *equal_k, *equal_kv;               /* [tk]: a segment's keys, with V or without */
+    float *equal_any[2], *equal_own[2];      /* [tq, g]: a group's, a node's rows; [1]: whatever their dLSE, as dV has it */
+    unsigned long long *row_class, *classes; /* [tq, g]: rows whose LSE errs alike have the same; [2]: rows, alike */
     int32_t *segment_k, *segment_q, *group_q;          /* [tk], [tq], [tq] */
     unsigned long long *hash, *sorted;                 /* [max(tk, tq * g)] */
     /* of the block: [m, d] */
     double *a1, *a2, *chain, *loss, *o_exact, *o_var;
-    double *q_mean2, *o_mean2, *mean_any, *mean_own; /* [subm, d], [subm] */
+    double *q_mean2, *o_mean2, *mean_any[2], *mean_own[2]; /* [subm, d], [subm] */
+    dkv_top_rows top;
     /* of the tile */
     double *k_mean2, *v_mean2, *mean_kv;  /* [subs, d], [subs] */
-    double *by, *fade, *old, *count, *p2; /* [subs, max_m] */
+    double *by, *fade, *old, *count, *p1, *p2, *wsum; /* [subs, max_m] */
+    dkv_step_rows step;
     double *col_n, *col_p2, *col_ds2;     /* [subm, ld] */
     double *part[4];                      /* [subs, m, d] or [subm, n, d] */
     double *table_max;                    /* [slots, max_m] */
@@ -40,7 +55,7 @@ typedef struct dkv_twin_device {
     /* of the head: sums over rows, [parts, tk, d]; the outputs themselves where parts = 1 */
     double *dk, *dk_var, *dv, *dv_var;
     double *sink_y, *sink_v; /* [hq, tq] */
-    void *memory[64];
+    void *memory[96];
     int n_memory;
 } dkv_twin_device;
 
@@ -80,17 +95,86 @@ typedef struct row_sums { /* [m, d] each */
 
 typedef struct row_parts { /* of one tile, [subs, m, d]; NULL: none */
     const double *sum, *a1, *a2, *size;
-    const double *by, *fade, *old, *count, *squares; /* [subs, max_m] */
-    const double *mean2, *alike;                     /* [subs, d], [subs] */
+    const double *by, *fade, *old, *count, *wsum; /* [subs, max_m]; count: of terms, for what they lose */
+    const double *mean2, *alike;                  /* [subs, d], [subs]; with wsum: a2 / wsum in place of mean2 */
+    dkv_step_rows step;
     int64_t max_m;
     int32_t m, d, subs;
-    double fold, squares_by; /* factor on `squares` */
+    double fold, squares_by; /* factor on the step's squares */
 } row_parts;
 
 /* A block's rows of a packed [hq, tq] array, as doubles. */
 template <typename T>
 __global__ void load_lse_kernel(int64_t q_row, int64_t tq, int m, int g, int head0, const T *x, double *out) {
     DKV_GRID_LOOP(i, m) out[i] = (double)x[(head0 + i % g) * tq + q_row + i / g];
+}
+
+/* One row's chain over keys [base, base + n) of w [m, ld], a thread a row of the warp's 32 from i0 on; sum, squares: of
+ * |w|; weights up to `least` round nothing. Converged warps only. */
+static __device__ __forceinline__ dkv_formula_step walkRow(const double *w, int64_t ld, int i0, int m, int base, int n,
+                                                           double (*tile)[33], double sum, double squares,
+                                                           double least) {
+    const int lane = threadIdx.x % 32;
+    dkv_formula_step k = {0, squares, 0, 0, 0, 0, 0, 0};
+    const bool use = squares > 0 && squares <= DBL_MAX;
+    const double by = use ? 1 / sum : 0, by2 = use ? 1 / squares : 0;
+    double g = 0, f = 0;
+    k.share = use ? squares / (sum * sum) : 0;
+    for (int at = 0; at < n; at += 32) {
+        __syncwarp();
+        for (int row = 0; row < 32; row++)
+            tile[row][lane] =
+                i0 + row < m && at + lane < n ? w[(int64_t)(i0 + row) * ld + base + at + lane] : 0;
+        __syncwarp();
+        for (int c = 0; c < 32 && at + c < n; c++) {
+            const double x = fabs(tile[lane][c]);
+            g += x * by;
+            f += x * x * by2;
+            if (!use || !(x > least)) continue;
+            if (k.count == 0) k.g_first = g, k.f_first = f;
+            k.count++;
+            k.g += g;
+            k.g2 += g * g;
+            k.ff += f < 1 ? f * (1 - f) : 0;
+        }
+    }
+    return k;
+}
+
+static __device__ __forceinline__ void putStep(const dkv_step_rows &r, int64_t at, const dkv_formula_step &k) {
+    r.count[at] = k.count;
+    r.squares[at] = k.squares;
+    r.g[at] = k.g;
+    r.g2[at] = k.g2;
+    r.ff[at] = k.ff;
+    r.share[at] = k.share;
+    r.g_first[at] = k.g_first;
+    r.f_first[at] = k.f_first;
+}
+static __device__ __forceinline__ dkv_formula_step getStep(const dkv_step_rows &r, int64_t at) {
+    return dkv_formula_step{r.count[at], r.squares[at], r.g[at],       r.g2[at],
+                            r.ff[at],    r.share[at],   r.g_first[at], r.f_first[at]};
+}
+
+static __device__ __forceinline__ unsigned long long mixed(unsigned long long h) {
+    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9ull;
+    h = (h ^ h >> 27) * 0x94D049BB133111EBull;
+    return h ^ h >> 31;
+}
+
+/* Adds n elements of a vector to the hash of a warp's row: each with its place, so that the order of adding
+ * is nothing. */
+static __device__ __forceinline__ unsigned long long hashOf(const void *x, int dtype, int64_t at, int n, unsigned salt,
+                                                            int lane) {
+    unsigned long long h = 0;
+    for (int c = lane; c < n; c += 32) {
+        unsigned long long w = dtype == DUALKV_FP32 ? __float_as_uint(((const float *)x)[at + c])
+                                                    : ((const uint16_t *)x)[at + c];
+        h += mixed(w + (((unsigned long long)salt << 48) | ((unsigned long long)(c + 1) << 32)) *
+                           0x9E3779B97F4A7C15ull);
+    }
+    for (int s = 16; s; s >>= 1) h += __shfl_xor_sync(~0u, h, s);
+    return h;
 }
 
 /* What the chains of unit rows a [m, d], b [n, d] round: sq, dot [m, n] (leading dimension ld), from

@@ -6,10 +6,10 @@
 
 typedef struct delta_end {
     int64_t q_row, tq;
-    int32_t m, d, g, hq, head0, dtype, exact, has_o;
+    int32_t m, d, g, hq, head0, dtype, exact, has_o, fp32; /* fp32: vector arithmetic with fp32's smallest numbers */
     const double *d_o, *truth; /* [m, d]; packed */
     const double *o_exact, *o_var, *v_mean2, *terms;
-    const void *kernel_o;
+    const void *kernel_o, *raw; /* raw: dO as given, where operands of products are rounded; NULL */
     const float *d_lse, *sink;
     double p_unit2; /* ROUND_VAR u^2 of P's format */
     double *sink_y, *sink_v;
@@ -24,7 +24,7 @@ __global__ void delta_twin_kernel(delta_end k, __grid_constant__ const dkv_twin_
         double sum = 0, var = 0, prod = k.exact ? u.z.unit2 : u.z.prod2;
         for (int c = 0; c < k.d; c++) {
             const int64_t e = i * k.d + c;
-            const double d_o = k.d_o[e];
+            const double d_o = k.raw ? dkv_decodeOne(k.raw, k.dtype, vec * k.d + c) : k.d_o[e];
             double o, v = 0;
             if (!k.exact) {
                 o = dkv_decodeOne(k.kernel_o, k.dtype, vec * k.d + c);
@@ -38,6 +38,7 @@ __global__ void delta_twin_kernel(delta_end k, __grid_constant__ const dkv_twin_
             const double x = o * d_o, old = sum;
             sum += x;
             var += (old != 0 && x != 0 ? u.z.unit2 * sum * sum : 0) + prod * x * x + v * d_o * d_o;
+            var += k.fp32 && x != 0 && fabs(x) < 0x1p-126 ? 0x1p-298 : 0; /* a product of fp32's smallest unit */
         }
         if (k.d_lse) {
             const double by = (double)k.d_lse[one];
@@ -51,7 +52,11 @@ __global__ void delta_twin_kernel(delta_end k, __grid_constant__ const dkv_twin_
         const double lse = r.lse[i], x = (double)k.sink[i % k.g] - lse, p = lse == -INFINITY ? 0 : exp(x),
                      y = p * sum;
         k.sink_y[one] = y;
-        k.sink_v[one] = p * p * var + y * y * (p > 0 ? u.z.exp2 + u.z.unit2 * (x * x + 1) : 0);
+        double more = p * p * var + y * y * (p > 0 ? u.z.exp2 + u.z.unit2 * (x * x + 1) : 0);
+        if (k.fp32 && p < 0x1p-126) /* below fp32's normal numbers p may be anything from 0 on */
+            more += (p * p + 0x1p-298) * sum * sum;
+        if (k.fp32 && y != 0 && fabs(y) < 0x1p-126) more += 0x1p-298;
+        k.sink_v[one] = more;
     }
 }
 
@@ -59,8 +64,9 @@ typedef struct backward_walk {
     double *p, *ds, *w_p, *w_ds, *w_row, *size; /* [m, ld]; p over the scores, ds over dP; size: |dS| */
     const float *sq, *dot;                      /* chains of dP */
     const double *o_norm, *v_norm;
-    const float *equal;      /* of the block's rows */
-    double *count, *squares; /* [subs, max_m]: terms that move a sum of P, sum of dS^2 */
+    const float *equal, *equal_v; /* of the block's rows; as dV has them */
+    double *count, *size1, *squares; /* [subs, max_m]: terms that move a sum of P, sums of |dS|, of dS^2 */
+    dkv_step_rows step;
     int64_t max_m;
 } backward_walk;
 
@@ -74,9 +80,9 @@ __global__ void __launch_bounds__(128)
     if (i >= t.m) return;
     const double given = r.lse[i], lse = given == -INFINITY ? 0 : given, delta = r.delta[i],
                  delta_var = r.delta_var[i];
-    const double o_norm = b.o_norm[i], alike = (double)b.equal[i];
+    const double o_norm = b.o_norm[i], alike = (double)b.equal[i], alike_v = (double)b.equal_v[i];
     for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
-        double p[PER_LANE], sum = 0, count = 0, squares = 0;
+        double p[PER_LANE], sum = 0, count = 0, size = 0, squares = 0;
 #pragma unroll
         for (int k = 0; k < PER_LANE; k++) {
             const int j = base + k * 32 + lane;
@@ -86,29 +92,52 @@ __global__ void __launch_bounds__(128)
             dkv_twin_pair x = {0, 0, 0, 0, 0};
             double vs, s = scoreOf(t, u, fit_s, v, i, j, &vs), dp = b.ds[at];
             const int bin = dkv_formulaBin(b.sq[at]);
-            const double norm = o_norm * b.v_norm[j], vd = u.z.step2 * fit_dp.var[bin] * b.sq[at] * norm;
+            const double norm = o_norm * b.v_norm[j];
+            double vd = u.z.step2 * fit_dp.var[bin] * b.sq[at] * norm;
             if (u.z.gain > 0) dp += fit_dp.gain[bin] * b.dot[at] * sqrt(norm);
+            if (u.s_rounded) {
+                const double y = dkv_roundBy(u.round_s, dp);
+                vd = dkv_formulaFlip(dp, y, vd, dkv_formulaSpacingAt(u.ulp_s, fabs(dp)));
+                dp = y;
+            }
             if (s > -DBL_MAX)
                 x = dkv_formulaTwinPair(&u, s, lse, exp(s - lse), dp, u.softcap > 0 ? v.cap[at] : 0, vs, vd,
                                         delta, delta_var);
             b.p[at] = p[k] = x.p;
             b.ds[at] = x.ds;
-            b.w_p[at] = x.w_p * alike;
+            b.w_p[at] = x.w_p * alike_v;
             b.w_ds[at] = x.w_ds * alike;
             b.w_row[at] = x.w_row;
             b.size[at] = isfinite(x.ds) ? fabs(x.ds) : 0;
             sum += x.p;
+            size += fabs(x.ds);
             squares += x.ds * x.ds;
         }
         sum = dkv_warpSum(sum);
+        size = dkv_warpSum(size);
 #pragma unroll
         for (int k = 0; k < PER_LANE; k++) count += p[k] > u.z.stuck * sum;
         count = dkv_warpSum(count);
         squares = dkv_warpSum(squares);
         if (lane == 0) {
             b.count[sub * b.max_m + i] = count;
+            b.size1[sub * b.max_m + i] = size;
             b.squares[sub * b.max_m + i] = squares;
         }
+    }
+}
+
+/* The chains of dQ: a thread a row, a warp a block. */
+__global__ void __launch_bounds__(32) walk_kernel(dkv_area t, double stuck, backward_walk b) {
+    __shared__ double tile[32][33];
+    const int i0 = blockIdx.x * 32, i = i0 + (int)threadIdx.x;
+    for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
+        const int n = t.n - base < DKV_SUB_KEYS ? t.n - base : DKV_SUB_KEYS;
+        const int64_t at = sub * b.max_m + (i < t.m ? i : 0);
+        const double squares = b.squares[at];
+        const dkv_formula_step k =
+            walkRow(b.ds, t.ld, i0, t.m, base, n, tile, b.size1[at], squares, stuck * sqrt(squares));
+        if (i < t.m) putStep(b.step, at, k);
     }
 }
 
@@ -149,9 +178,9 @@ __global__ void add_keys_kernel(dkv_formula_noise z, key_parts k) {
             const int64_t part = b * (int64_t)k.n * k.d + e;
             const double before = x, n = k.count[b * k.ld + j] / k.parts;
             x += k.sum[part];
+            const dkv_formula_step step = dkv_formulaEven(n, k.squares_by * k.squares[b * k.ld + j] / k.parts);
             var += dkv_formulaAlike(k.alike[b]) *
-                   dkv_formulaChain(&z, k.fold, before, x, n,
-                                    k.squares_by * k.squares[b * k.ld + j] * k.mean2[b * k.d + c] / k.parts);
+                   dkv_formulaChain(&z, step, k.fold, before, x, k.mean2[b * k.d + c]);
             if (k.size) x -= dkv_formulaLoss(&z, k.fold, before, x, n, k.size[part]);
         }
         k.x[at] = x;
@@ -265,7 +294,7 @@ static int addKeySums(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
     const dkv_problem *p = o->p;
     dkv_twin_device *x = o->twin;
     const int64_t at = (s->seg->q_start + s->r0) * o->g, hkv = p->hkv;
-    const double *alike = own ? x->mean_own : x->mean_any;
+    double *const *alike = own ? x->mean_own : x->mean_any;
     columns_kernel<<<dim3(dkv_blocksFor(t->n, 128), dkv_blocksFor(t->m, (int)x->sub_m)), 128, 0, o->stream>>>(
         *t, (int)x->sub_m, x->u.z.stuck, b.p, b.ds, x->col_n, x->col_p2, x->col_ds2);
     DKV_TRY_CUDA(cudaGetLastError());
@@ -303,8 +332,8 @@ static int addKeySums(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
                            dk + row * p->dqk,
                            dk_var + row * p->dqk,
                            (one ? hkv : 1) * p->dqk};
-        DKV_TRY(addKeySum(o, s, t, rows, v, alike));
-        DKV_TRY(addKeySum(o, s, t, rows, k, alike));
+        DKV_TRY(addKeySum(o, s, t, rows, v, alike[1]));
+        DKV_TRY(addKeySum(o, s, t, rows, k, alike[0]));
     }
     return 0;
 }
@@ -314,10 +343,20 @@ static int addQueries(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
     dkv_twin_device *x = o->twin;
     const int64_t key = t->k_row;
     const double scale = t->scale;
-    row_parts k = {x->part[0],     NULL,         NULL,     NULL,  NULL,
-                   NULL,           NULL,         x->count, x->p2, x->k_mean2,
-                   x->mean_kv,     o->max_m,     t->m,     d,     (t->n + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS,
-                   x->u.z.fold_dq, scale * scale};
+    row_parts k = {};
+    k.sum = x->part[0];
+    k.count = x->count;
+    k.mean2 = x->k_mean2;
+    k.alike = x->mean_kv;
+    k.step = x->step;
+    k.max_m = o->max_m;
+    k.m = t->m;
+    k.d = d;
+    k.subs = (t->n + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS;
+    k.fold = x->u.z.fold_dq;
+    k.squares_by = scale * scale;
+    walk_kernel<<<dkv_blocksFor(t->m, 32), 32, 0, o->stream>>>(*t, x->u.z.stuck, b);
+    DKV_TRY_CUDA(cudaGetLastError());
     DKV_TRY(dkv_twinPartRows(o, t, d, scale, b.ds, o->k + key * d, !dkv_finiteKeys(o, s, t), x->part[0]));
     if (x->u.z.gain > 0) {
         DKV_TRY(dkv_twinPartRows(o, t, d, fabs(scale), b.size, o->ak + key * d, false, x->part[1]));
@@ -359,6 +398,7 @@ static int startBackward(dkv_device_oracle *o, dkv_scene *s, const void *kernel_
                    p->dtype,
                    x->delta_exact,
                    x->has_o,
+                   o->a.unit > 0x1p-40,
                    o->d_o + at * p->dv,
                    o->out[DKV_PART_TRUTH][DKV_O],
                    x->o_exact,
@@ -366,6 +406,7 @@ static int startBackward(dkv_device_oracle *o, dkv_scene *s, const void *kernel_
                    x->last_mean,
                    o->r.terms,
                    kernel_o,
+                   o->a.in_format != DUALKV_EXACT ? o->in.d_o : NULL,
                    o->in.d_lse,
                    o->in.sink ? o->in.sink + s->kvh * o->g : NULL,
                    DKV_FORMULA_ROUND * unit * unit,
@@ -376,8 +417,11 @@ static int startBackward(dkv_device_oracle *o, dkv_scene *s, const void *kernel_
     DKV_TRY(dkv_twinZeroSums(o, s->m, p->dqk));
     DKV_TRY(dkv_twinMeans(o, o->q + at * p->dqk, s->m, x->sub_m, p->dqk, x->q_mean2));
     DKV_TRY(dkv_twinMeans(o, o->d_o + at * p->dv, s->m, x->sub_m, p->dv, x->o_mean2));
-    DKV_TRY(dkv_twinMeanOf(o, x->equal_any + at, s->m, x->sub_m, x->mean_any));
-    return dkv_twinMeanOf(o, x->equal_own + at, s->m, x->sub_m, x->mean_own);
+    for (int all = 0; all < 2; all++) {
+        DKV_TRY(dkv_twinMeanOf(o, x->equal_any[all] + at, s->m, x->sub_m, x->mean_any[all]));
+        DKV_TRY(dkv_twinMeanOf(o, x->equal_own[all] + at, s->m, x->sub_m, x->mean_own[all]));
+    }
+    return 0;
 }
 
 int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel_o, const float *kernel_lse) {
@@ -405,9 +449,12 @@ int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel
                                  dot,
                                  x->o_norm + at,
                                  x->v_norm + t.k_row,
-                                 (own ? x->equal_own : x->equal_any) + at,
+                                 (own ? x->equal_own : x->equal_any)[0] + at,
+                                 (own ? x->equal_own : x->equal_any)[1] + at,
                                  x->count,
+                                 x->p1,
                                  x->p2,
+                                 x->step,
                                  o->max_m};
         backward_twin_kernel<<<dkv_blocksFor((int64_t)t.m * 32, 128), 128, 0, o->stream>>>(
             t, x->u, x->fit_s, x->fit_dp, v, o->r, b);

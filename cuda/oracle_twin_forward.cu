@@ -6,13 +6,15 @@
 #include "oracle_twin.cuh"
 
 typedef struct forward_walk {
-    int32_t tile, mode; /* key tile (256 where undeclared); 0 running maximum, 1 table, 2 normalised by the
-                           truth's LSE */
+    int32_t tile, mode; /* key tile (256 where undeclared); 0 running maximum, 1 table, 2 normalised by the row's LSE */
     int64_t max_m;
-    const double *table;  /* [slots, max_m] */
-    const float *equal_k; /* of the tile's first key */
-    double *p, *w;        /* out, [m, ld]: P in units of the row's maximum after 256 keys; its variance */
-    double *by, *fade, *old, *count, *p2; /* [subs, max_m] */
+    const double *table;             /* [slots, max_m] */
+    const float *equal_k, *equal_kv; /* of the tile's first key */
+    double *p, *w, *x, *rel; /* out, [m, ld]: P in units of the row's maximum after 256 keys; its variance; the row
+                                sum's terms; their variance */
+    double *by, *fade, *old, *count, *p1, *p2, *wsum; /* [subs, max_m] */
+    dkv_top_rows top;
+    dkv_step_rows step;
 } forward_walk;
 
 /* Largest score of each key tile, for the kernels whose tiles do not divide ours or come last first. */
@@ -52,10 +54,11 @@ __global__ void run_maxima_kernel(int m, int64_t slots, int64_t max_m, int last_
 
 __global__ void fill_kernel(int64_t n, double x, double *out) { DKV_GRID_LOOP(e, n) out[e] = x; }
 
-__global__ void start_twin_kernel(int m, dkv_rows r) {
+__global__ void start_twin_kernel(int m, dkv_rows r, dkv_top_rows top) {
     DKV_GRID_LOOP(i, m) {
         r.sum[i] = r.sum_var[i] = r.lost[i] = r.terms[i] = r.score_var[i] = 0;
-        r.max[i] = -INFINITY;
+        r.max[i] = top.s[i] = -INFINITY;
+        top.vs[i] = 0;
     }
 }
 
@@ -75,42 +78,37 @@ static __device__ __forceinline__ double fadeState(const dkv_formula_noise &z, r
     return rel;
 }
 
-/* The row sum over keys [a, b) of the 256, one key tile or the part of it that lies here, term by term as the
- * kernel adds. x: terms; rel: variance of each. */
-static __device__ __forceinline__ void sumTile(const dkv_twin_units &u, row_state &st, int a, int b, int lane,
-                                               const double *x, const double *rel, const float *equal) {
-    double part = 0, squares = 0, lost = 0, noise = 0;
-    const double stuck = u.z.stuck, old = st.sum;
+/* The row's largest score, if it is among these 256: the first of them. */
+static __device__ __forceinline__ void noteTop(const dkv_area &t, const dkv_twin_units &u, const dkv_twin_fit &fit,
+                                               const score_view &v, const forward_walk &f, int i, int base, int n,
+                                               const double *s, const double *vs, double most, int lane) {
+    int first = 1 << 30, at = 0;
+    if (!(most > f.top.s[i])) return;
 #pragma unroll
     for (int k = 0; k < PER_LANE; k++) {
-        if (k * 32 >= b || k * 32 + 32 <= a) continue;
         const int j = k * 32 + lane;
-        const bool in = j >= a && j < b;
-        const double y = in ? x[k] : 0;
-        double run = y;
-        for (int s = 1; s < 32; s <<= 1) {
-            const double z = __shfl_up_sync(~0u, run, s);
-            if (lane >= s) run += z;
-        }
-        const double whole = part + run, before = whole - y;
-        const double less = y < before ? y : before, more = y < before ? before : y,
-                     moves = less > stuck * more ? 1 : 0;
-        const double h = dkv_formulaSpacingAt(u.ulp_sum, whole), alike = in ? (double)equal[j] : 0;
-        squares += in ? moves * h * h * alike : 0;
-        lost += in ? (1 - moves) * less : 0;
-        noise += in ? rel[k] * alike : 0;
-        part = __shfl_sync(~0u, whole, 31);
+        if (j < n && s[k] == most && j < first) first = j, at = k;
     }
-    st.score_var += dkv_warpSum(noise);
-    st.sum_var += dkv_warpSum(squares) / 12;
-    st.lost += dkv_warpSum(lost);
-    st.sum += part;
-    if (old > part * stuck && part > old * stuck) {
-        const double h = dkv_formulaSpacingAt(u.ulp_sum, st.sum);
-        st.sum_var += h * h / 12;
-    } else {
-        st.lost += old < part ? old : part;
+    const int mine = first;
+    for (int d = 16; d; d >>= 1) {
+        const int other = __shfl_xor_sync(~0u, first, d);
+        first = other < first ? other : first;
     }
+    __syncwarp();
+    if (mine != first) return;
+    const int j = base + first;
+    const int64_t e = (int64_t)i * t.ld + j;
+    const double cap = u.softcap > 0 ? v.cap[e] : 0, size = v.q_norm[i] * v.k_norm[j];
+    double own = 0;
+#pragma unroll
+    for (int k = 0; k < PER_LANE; k++) own = k == at ? vs[k] : own;
+    f.top.s[i] = most;
+    f.top.vs[i] = own;
+    f.top.chain[i] = u.z.step2 * u.scale * u.scale * fit.var[dkv_formulaBin(v.sq[e])] * v.sq[e] * size;
+    f.top.keep2[i] = (1 - cap * cap) * (1 - cap * cap);
+    f.top.equal[i] = (double)f.equal_k[j];
+    f.top.equal_v[i] = (double)f.equal_kv[j];
+    f.top.key[i] = t.k_row + j;
 }
 
 /* A warp a row: 256 keys after another. */
@@ -119,20 +117,22 @@ __global__ void __launch_bounds__(128)
                         __grid_constant__ const dkv_twin_fit fit, score_view v, dkv_rows r, forward_walk f) {
     const int i = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
     if (i >= t.m) return;
-    row_state st = {r.max[i], r.sum[i], r.sum_var[i], r.lost[i], r.terms[i], r.score_var[i]};
     const double lse = r.lse[i];
+    double max = r.max[i];
     for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
         const int n = t.n - base < DKV_SUB_KEYS ? t.n - base : DKV_SUB_KEYS;
         const int64_t first = (t.offset + base) / f.tile;
-        double s[PER_LANE], vs[PER_LANE], ref[PER_LANE], x[PER_LANE], p[PER_LANE], old = st.max, top = old;
+        double s[PER_LANE], vs[PER_LANE], ref[PER_LANE], old = max, top = old, most = -INFINITY;
 #pragma unroll
         for (int k = 0; k < PER_LANE; k++) {
             const int j = k * 32 + lane;
             vs[k] = 0;
             s[k] = j < n ? scoreOf(t, u, fit, v, i, base + j, &vs[k]) : -INFINITY;
+            most = s[k] > most ? s[k] : most;
+            ref[k] = lse;
         }
         /* the reference of each key tile's P */
-        for (int64_t slot = first, a = 0; a < n; slot++) {
+        for (int64_t slot = first, a = 0; a < n && f.mode != 2; slot++) {
             int64_t b = (slot + 1) * f.tile - t.offset - base;
             b = b < n ? b : n;
             double here = -INFINITY;
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(128)
                 here = dkv_warpMax(here);
                 top = here > top ? here : top;
             }
-            here = f.mode == 0 ? top : f.mode == 1 ? f.table[(t.slot0 + slot) * f.max_m + i] : lse;
+            here = f.mode == 0 ? top : f.table[(t.slot0 + slot) * f.max_m + i];
 #pragma unroll
             for (int k = 0; k < PER_LANE; k++) {
                 const int j = k * 32 + lane;
@@ -153,78 +153,143 @@ __global__ void __launch_bounds__(128)
             }
             a = b;
         }
-        double by = 1, rel = 0;
-        if (f.mode == 0) {
-            by = old == top ? 1 : exp(old - top);
-            st.max = top;
-        } else if (f.mode == 2) {
-            st.max = lse;
-        }
-        if (by != 1) rel = fadeState(u.z, st, by, by > 0 ? old - top : 0);
-        if (lane == 0) {
-            f.by[sub * f.max_m + i] = by;
-            f.fade[sub * f.max_m + i] = rel;
-            f.old[sub * f.max_m + i] = st.sum;
-        }
-        for (int64_t slot = first, a = 0; a < n; slot++) {
-            int64_t b = (slot + 1) * f.tile - t.offset - base;
-            b = b < n ? b : n;
-            double var[PER_LANE], here = -INFINITY;
-            bool none = true;
-#pragma unroll
-            for (int k = 0; k < PER_LANE; k++) {
-                const int j = k * 32 + lane;
-                var[k] = 0;
-                if (!(j >= a && j < b)) continue;
-                double w = 0;
-                here = ref[k];
-                x[k] = p[k] = 0;
-                if (!(here == -INFINITY)) {
-                    const double fade = here == st.max ? 1 : exp(here - st.max), e = exp(s[k] - here);
-                    const double d = s[k] > -DBL_MAX ? s[k] - here : 0,
-                                 y = dkv_formulaWeightVar(&u.z, e, d, vs[k]);
-                    none = false;
-                    x[k] = e * fade;
-                    var[k] = y * fade * fade;
-                    if (u.p_rounded) {
-                        const double q = dkv_roundBy(u.round_p, e);
-                        w = dkv_formulaFlip(e, q, y, dkv_formulaSpacingAt(u.ulp_p, e)) * fade * fade;
-                        p[k] = q * fade;
-                    } else {
-                        w = var[k] + x[k] * x[k] * u.z.prod_p2;
-                        p[k] = x[k];
-                    }
-                }
-                const int64_t at = (int64_t)i * t.ld + base + j;
-                f.p[at] = p[k];
-                f.w[at] = w;
-            }
-            if (__any_sync(~0u, !none)) sumTile(u, st, (int)a, (int)b, lane, x, var, f.equal_k + base);
-            a = b;
-        }
-        double p2 = 0, count = 0;
-        const double least = u.z.stuck * st.sum;
+        max = f.mode == 0 ? top : f.mode == 2 ? lse : max;
+        noteTop(t, u, fit, v, f, i, base, n, s, vs, dkv_warpMax(most), lane);
+        __syncwarp();
+        const double ref_var = f.mode == 2 ? 0 : *(volatile double *)&f.top.vs[i]; /* in every exponent */
+        double p1 = 0, p2 = 0, wsum = 0;
 #pragma unroll
         for (int k = 0; k < PER_LANE; k++) {
-            if (k * 32 + lane >= n) continue;
-            p2 += p[k] * p[k];
-            count += p[k] > least;
+            const int j = k * 32 + lane;
+            if (j >= n) continue;
+            double w = 0, x = 0, p = 0, rel = 0;
+            if (!(ref[k] == -INFINITY)) {
+                const double fade = ref[k] == max ? 1 : exp(ref[k] - max), e = exp(s[k] - ref[k]);
+                const double d = s[k] > -DBL_MAX ? s[k] - ref[k] : 0,
+                             y = dkv_formulaWeightVar(&u.z, e, d, vs[k]);
+                x = e * fade;
+                rel = y * fade * fade;
+                if (u.p_rounded) {
+                    const double q = dkv_roundBy(u.round_p, e), e2 = d != 0 ? y + e * e * ref_var : 0;
+                    w = dkv_formulaFlip(e, q, e2, dkv_formulaSpacingAt(u.ulp_p, e)) * fade * fade;
+                    p = q * fade;
+                } else {
+                    w = rel + (d != 0 ? x * x * u.z.prod_p2 : 0);
+                    p = x;
+                }
+            }
+            const int64_t at = (int64_t)i * t.ld + base + j;
+            f.p[at] = p;
+            f.w[at] = w;
+            f.x[at] = x;
+            f.rel[at] = rel;
+            p1 += fabs(p);
+            p2 += p * p;
+            wsum += w * (double)f.equal_kv[base + j];
         }
+        p1 = dkv_warpSum(p1);
         p2 = dkv_warpSum(p2);
-        count = dkv_warpSum(count);
-        st.terms += count;
-        if (lane == 0) {
-            f.count[sub * f.max_m + i] = count;
-            f.p2[sub * f.max_m + i] = p2;
-        }
+        wsum = dkv_warpSum(wsum);
+        if (lane) continue;
+        f.by[sub * f.max_m + i] = f.mode || old == top ? 1 : exp(old - top);
+        f.fade[sub * f.max_m + i] = f.mode ? 0 : old - top;
+        f.p1[sub * f.max_m + i] = p1;
+        f.p2[sub * f.max_m + i] = p2;
+        f.wsum[sub * f.max_m + i] = wsum;
     }
-    if (lane) return;
-    r.max[i] = st.max;
+    if (lane == 0) r.max[i] = max;
+}
+
+static __device__ __forceinline__ void endSum(const dkv_twin_units &u, row_state &st, dkv_formula_sum &k) {
+    const double stuck = u.z.stuck, old = st.sum;
+    st.score_var += k.noise;
+    st.sum_var += k.squares / 12;
+    st.lost += k.lost;
+    st.sum += k.part;
+    if (old > k.part * stuck && k.part > old * stuck) {
+        const double h = dkv_formulaSpacingAt(u.ulp_sum, st.sum);
+        st.sum_var += h * h / 12;
+    } else {
+        st.lost += old < k.part ? old : k.part;
+    }
+    k = dkv_formula_sum{0, 0, 0, 0, 0, 0, 0, 0, 0};
+}
+
+/* A thread a row, term after term: the row sum, and the chains of O. A block is a warp; its 32 rows come through
+ * shared memory, 32 keys at a time. */
+__global__ void __launch_bounds__(32) forward_sums_kernel(dkv_area t, __grid_constant__ const dkv_twin_units u,
+                                                          dkv_rows r, forward_walk f) {
+    __shared__ double x[32][33], rel[32][33];
+    const int i0 = blockIdx.x * 32, lane = threadIdx.x, i = i0 + lane;
+    row_state st = {};
+    if (i < t.m) st = row_state{0, r.sum[i], r.sum_var[i], r.lost[i], r.terms[i], r.score_var[i]};
+    for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
+        const int n = t.n - base < DKV_SUB_KEYS ? t.n - base : DKV_SUB_KEYS;
+        const int64_t at = sub * f.max_m + (i < t.m ? i : 0);
+        int64_t cut = ((t.offset + base) / f.tile + 1) * f.tile - t.offset - base;
+        const double by = f.by[at], fade = by != 1 ? fadeState(u.z, st, by, by > 0 ? f.fade[at] : 0) : 0;
+        const double old = st.sum;
+        dkv_formula_sum k = {0, 0, 0, 0, 0, 0, 0, 0, 0};
+        for (int j0 = 0; j0 < n; j0 += 32) {
+            __syncwarp();
+            for (int row = 0; row < 32; row++) {
+                const bool in = i0 + row < t.m && j0 + lane < n;
+                const int64_t e = (int64_t)(i0 + row) * t.ld + base + j0 + lane;
+                x[row][lane] = in ? f.x[e] : 0;
+                rel[row][lane] = in ? f.rel[e] : 0;
+            }
+            __syncwarp();
+            for (int c = 0; c < 32 && j0 + c < n; c++) {
+                if (j0 + c == cut) {
+                    endSum(u, st, k);
+                    cut += f.tile;
+                }
+                dkv_formulaAdd(&u.z, u.ulp_sum, &k, x[lane][c], rel[lane][c], (double)f.equal_k[base + j0 + c]);
+            }
+        }
+        endSum(u, st, k);
+        const dkv_formula_step step =
+            walkRow(f.p, t.ld, i0, t.m, base, n, x, f.p1[at], f.p2[at], u.z.stuck * st.sum);
+        st.terms += step.count;
+        if (i >= t.m) continue;
+        f.fade[at] = fade;
+        f.old[at] = old;
+        f.count[at] = step.count;
+        putStep(f.step, at, step);
+    }
+    if (i >= t.m) return;
     r.sum[i] = st.sum;
     r.sum_var[i] = st.sum_var;
     r.lost[i] = st.lost;
     r.terms[i] = st.terms;
     r.score_var[i] = st.score_var;
+}
+
+/* Where P is normalised before it is rounded: each row's LSE of the scores as declared; a warp a row. */
+__global__ void lse_pass_kernel(dkv_area t, __grid_constant__ const dkv_twin_units u,
+                                __grid_constant__ const dkv_twin_fit fit, score_view v, dkv_rows r) {
+    const int i = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
+    if (i >= t.m) return;
+    double vs, top = r.max[i], sum = 0;
+    const double old = top;
+    for (int j = lane; j < t.n; j += 32) {
+        const double x = scoreOf(t, u, fit, v, i, j, &vs);
+        top = x > top ? x : top;
+    }
+    top = dkv_warpMax(top);
+    if (top == -INFINITY) return;
+    for (int j = lane; j < t.n; j += 32) sum += exp(scoreOf(t, u, fit, v, i, j, &vs) - top);
+    sum = dkv_warpSum(sum);
+    if (lane) return;
+    r.sum[i] = r.sum[i] * exp(old - top) + sum;
+    r.max[i] = top;
+}
+
+__global__ void lse_end_kernel(int m, int g, const float *sinks, dkv_rows r) {
+    DKV_GRID_LOOP(i, m) {
+        const double sink = sinks ? (double)sinks[i % g] : -INFINITY, top = sink > r.max[i] ? sink : r.max[i];
+        r.lse[i] = top == -INFINITY ? top : top + log(r.sum[i] * exp(r.max[i] - top) + exp(sink - top));
+    }
 }
 
 static __device__ __forceinline__ void fadeElement(const dkv_formula_noise &z, const row_sums &x, int64_t e,
@@ -244,14 +309,17 @@ __global__ void add_rows_kernel(dkv_formula_noise z, row_parts k, row_sums x) {
         for (int b = 0; b < k.subs; b++) {
             const int64_t at = b * k.max_m + i, part = b * (int64_t)k.m * k.d + e;
             if (k.by && k.by[at] != 1) fadeElement(z, x, e, k.by[at], k.fade[at], k.old[at]);
-            const double before = x.acc[e], after = before + k.sum[part], n = k.count[at];
+            const double before = x.acc[e], after = before + k.sum[part];
+            double mean2 = k.mean2[b * k.d + c];
+            dkv_formula_step step = getStep(k.step, at);
+            step.squares *= k.squares_by;
             x.acc[e] = after;
             if (k.a1) x.a1[e] += k.a1[part];
             if (k.a2) x.a2[e] += k.a2[part];
-            x.chain[e] += dkv_formulaAlike(k.alike[b]) *
-                          dkv_formulaChain(&z, k.fold, before, after, n,
-                                           k.squares_by * k.squares[at] * k.mean2[b * k.d + c]);
-            if (k.size) x.loss[e] += dkv_formulaLoss(&z, k.fold, before, after, n, k.size[part]);
+            /* V^2 weighted as the row sees it: by P's variance, nearly P^2 */
+            if (k.wsum && k.wsum[at] > 0) mean2 = k.a2[part] / k.wsum[at];
+            x.chain[e] += dkv_formulaAlike(k.alike[b]) * dkv_formulaChain(&z, step, k.fold, before, after, mean2);
+            if (k.size) x.loss[e] += dkv_formulaLoss(&z, k.fold, before, after, k.count[at], k.size[part]);
         }
     }
 }
@@ -342,20 +410,41 @@ static int forwardTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area 
                       o->max_m,
                       x->table_max,
                       x->equal_k + key,
+                      x->equal_kv + key,
                       o->work[0],
                       o->work[1],
+                      o->work[2],
+                      o->work[3],
                       x->by,
                       x->fade,
                       x->old,
                       x->count,
-                      x->p2};
+                      x->p1,
+                      x->p2,
+                      x->wsum,
+                      x->top,
+                      x->step};
     forward_twin_kernel<<<dkv_blocksFor((int64_t)t->m * 32, 128), 128, 0, o->stream>>>(*t, x->u, x->fit_s, v,
                                                                                        o->r, f);
+    forward_sums_kernel<<<dkv_blocksFor(t->m, 32), 32, 0, o->stream>>>(*t, x->u, o->r, f);
     DKV_TRY_CUDA(cudaGetLastError());
-    row_parts k = {x->part[0],  NULL,     x->part[1], NULL,  x->by,
-                   x->fade,     x->old,   x->count,   x->p2, x->v_mean2,
-                   x->mean_kv,  o->max_m, t->m,       d,     (t->n + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS,
-                   x->u.z.fold, 1};
+    row_parts k = {};
+    k.sum = x->part[0];
+    k.a2 = x->part[1];
+    k.by = x->by;
+    k.fade = x->fade;
+    k.old = x->old;
+    k.count = x->count;
+    k.wsum = x->u.p_rounded ? NULL : x->wsum;
+    k.mean2 = x->v_mean2;
+    k.alike = x->mean_kv;
+    k.step = x->step;
+    k.max_m = o->max_m;
+    k.m = t->m;
+    k.d = d;
+    k.subs = (t->n + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS;
+    k.fold = x->u.z.fold;
+    k.squares_by = 1;
     DKV_TRY(dkv_twinPartRows(o, t, d, 1, o->work[0], o->v + key * d, !dkv_finiteKeys(o, s, t), x->part[0]));
     DKV_TRY(dkv_twinPartRows(o, t, d, 1, o->work[1], x->v2 + key * d, false, x->part[1]));
     if (!x->u.p_rounded) {
@@ -374,12 +463,82 @@ static int forwardTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area 
 
 typedef struct forward_end {
     int64_t q_row, tq;
-    int32_t m, d, g, hq, head0, p_normalised, fp32;
-    const float *sink;       /* of the KV head's query heads; NULL */
-    const double *v_mean2;   /* [d] */
-    double *o_exact, *o_var; /* [m, d] */
+    int32_t m, dqk, d, g, hq, hkv, head0, kvh, dtype, p_normalised, fp32;
+    const float *sink;         /* of the KV head's query heads; NULL */
+    const double *q, *k, *v;   /* of the head: the block's rows, all keys */
+    const void *in_q, *in_k;   /* as given */
+    double *o_exact, *o_var;   /* [m, d] */
     double *twin_o, *sigma2_o, *twin_lse, *sigma2_lse;
+    dkv_top_rows top;
+    unsigned long long *row_class; /* of the block's first row */
 } forward_end;
+
+/* Where a row leans on one key, that key's score is most of its noise: its chain is walked, and all that depends on it
+ * set right (ref/twin_top.c). Returns the variance of the top score. */
+static __device__ __forceinline__ double refineTop(const forward_end &f, const dkv_twin_units &u, row_state &st,
+                                                   const row_sums &x, int64_t i, int lane) {
+    double vs = f.top.vs[i];
+    const double s = f.top.s[i];
+    if (s == -INFINITY || u.z.truncates || u.z.step > 1 || u.s_rounded || u.z.unit2 < 0x1p-80) return vs;
+    const int64_t key = f.top.key[i];
+    const double weight = exp(s - st.max), w2 = weight * weight;
+    double more = u.scale * u.scale * dkv_formulaWalk(f.q + i * f.dqk, f.k + key * f.dqk, f.dqk) - f.top.chain[i];
+    more *= f.top.keep2[i] * w2;
+    if (!isfinite(more)) return vs;
+    vs = fmax(vs + more / w2, 0.0);
+    st.score_var = fmax(st.score_var + more * f.top.equal[i], 0.0);
+    if (u.p_rounded) return vs;
+    for (int c = lane; c < f.d; c += 32) {
+        const double y = f.v[key * f.d + c];
+        if (!isfinite(y)) continue;
+        x.a1[i * f.d + c] += more * f.top.equal_v[i] * y;
+        x.a2[i * f.d + c] += more * f.top.equal_v[i] * y * y;
+    }
+    return vs;
+}
+
+/* Of the row sum's relative variance, what its scores cause: the largest is subtracted from all, so that its own term
+ * is 1 whatever its error, and that error is in all others. */
+static __device__ __forceinline__ double sumVar(const forward_end &f, const row_state &st, int64_t i, double vs) {
+    const double s = f.top.s[i], p = exp(s - st.max), rest = st.sum - p;
+    const double var = st.score_var - p * p * vs * f.top.equal[i];
+    if (s == -INFINITY || p < 1) return st.score_var; /* the sink is larger */
+    return (var > 0x1p-40 * st.score_var ? var : 0) + vs * rest * rest;
+}
+
+/* Rows of one query vector that lean on one key have one chain's error: one class. */
+static __device__ __forceinline__ void classify(const forward_end &f, const row_state &st, int64_t i, double vs,
+                                                double lse_var, int lane) {
+    const double weight = exp(f.top.s[i] - st.max) / st.sum;
+    unsigned long long h = st.sum > 0 ? mixed(3 + 8 * (unsigned long long)(f.q_row * f.g + i)) | 1 : 0;
+    if (f.top.s[i] > -INFINITY && weight * weight * vs > lse_var / 2) {
+        const int64_t q = (f.q_row + i / f.g) * f.hq + f.head0 + i % f.g, k = f.top.key[i] * f.hkv + f.kvh;
+        h = mixed(4) + hashOf(f.in_q, f.dtype, q * f.dqk, f.dqk, 1, lane);
+        h = mixed(mixed(h) + hashOf(f.in_k, f.dtype, k * f.dqk, f.dqk, 2, lane)) | 1;
+    }
+    if (lane == 0) f.row_class[i] = h;
+}
+
+/* The sink is one more logit, whose value is 0, met after the keys. */
+static __device__ __forceinline__ void addSink(const forward_end &f, const dkv_twin_units &u, row_state &st,
+                                               const row_sums &x, int64_t i, int lane) {
+    const double sink = (double)f.sink[i % f.g], top = sink > st.max ? sink : st.max;
+    const double by = st.max == -INFINITY ? 0 : exp(st.max - top);
+    if (f.p_normalised) { /* the keys' P counts the sink already; the sum, and so LSE, does not */
+        st.sum *= by;
+        st.lost *= by;
+        st.score_var *= by * by;
+        st.sum_var *= by * by;
+    } else if (by != 1) {
+        const double rel = fadeState(u.z, st, by, by > 0 ? log(by) : 0);
+        for (int c = lane; c < f.d; c += 32) fadeElement(u.z, x, i * f.d + c, by, rel, st.sum);
+    }
+    st.max = top;
+    const double y = exp(sink - top), v = u.z.unit2 * (sink - top) * (sink - top) + u.z.exp2;
+    st.sum += y;
+    st.score_var += y * y * v;
+    st.sum_var += u.z.unit2 * st.sum * st.sum;
+}
 
 /* A warp a row: the sink, LSE = max + log(sum), O. */
 __global__ void finish_forward_twin_kernel(forward_end f, __grid_constant__ const dkv_twin_units u,
@@ -390,66 +549,69 @@ __global__ void finish_forward_twin_kernel(forward_end f, __grid_constant__ cons
     row_state st = {r.max[i], r.sum[i], r.sum_var[i], r.lost[i], r.terms[i], r.score_var[i]};
     const int64_t vec = (f.q_row + i / f.g) * f.hq + f.head0 + i % f.g,
                   one = (f.head0 + i % f.g) * f.tq + f.q_row + i / f.g;
-    if (f.sink) { /* one more logit, whose value is 0, met after the keys */
-        const double sink = (double)f.sink[i % f.g], top = sink > st.max ? sink : st.max;
-        const double by = st.max == -INFINITY ? 0 : exp(st.max - top);
-        if (f.p_normalised) {
-            st.sum *= by;
-            st.lost *= by;
-            st.score_var *= by * by;
-            st.sum_var *= by * by;
-        } else if (by != 1) {
-            const double rel = fadeState(u.z, st, by, by > 0 ? log(by) : 0);
-            for (int c = lane; c < f.d; c += 32) fadeElement(u.z, x, i * f.d + c, by, rel, st.sum);
-        }
-        st.max = top;
-        const double y = exp(sink - top), v = u.z.unit2 * (sink - top) * (sink - top) + u.z.exp2;
-        st.sum += y;
-        st.score_var += y * y * v;
-        st.sum_var += u.z.unit2 * st.sum * st.sum;
-    }
+    const double vs = refineTop(f, u, st, x, i, lane);
+    if (f.sink) addSink(f, u, st, x, i, lane);
     if (st.sum == 0) { /* no key, no sink: exact */
         for (int c = lane; c < f.d; c += 32) {
             f.twin_o[vec * f.d + c] = f.sigma2_o[vec * f.d + c] = 0;
             f.o_exact[i * f.d + c] = f.o_var[i * f.d + c] = 0;
         }
-        if (lane == 0) f.twin_lse[one] = -INFINITY, f.sigma2_lse[one] = 0;
+        if (lane == 0) f.twin_lse[one] = -INFINITY, f.sigma2_lse[one] = 0, f.row_class[i] = 0;
         return;
     }
-    const double l = st.sum, g = log(l), lse = st.max + g, h = dkv_formulaSpacingAt(u.ulp_lse, fabs(lse));
+    /* Whatever P is taken against, the row sum itself is taken against the largest score. */
+    const double l = st.sum, lse = st.max + log(l), top = f.p_normalised ? f.top.s[i] : st.max, g = lse - top,
+                 h = dkv_formulaSpacingAt(u.ulp_lse, fabs(lse));
     const double v = dkv_formulaSpacingAt(u.ulp_lse, fabs(g)),
                  rel = (st.score_var + st.sum_var + st.lost * st.lost) / (l * l);
-    const double fine = fmin(dkv_formulaSpacingAt(u.ulp_lse, fabs(st.max)), v); /* both are multiples of it */
+    const double fine = fmin(dkv_formulaSpacingAt(u.ulp_lse, fabs(top)), v); /* both are multiples of it */
     double last = fine < h ? (h * h + 2 * fine * fine) / 12 : 0;
     if (last > g * g) last = g * g;
+    const double lse_var = rel + u.z.log2 / u.z.lse2 * v * v / 12 + last;
     if (lane == 0) {
         f.twin_lse[one] = lse;
-        f.sigma2_lse[one] = rel + u.z.log2 / u.z.lse2 * v * v / 12 + last;
+        f.sigma2_lse[one] = lse_var;
     }
-    const double by = f.p_normalised ? 1 : l,
+    const double by = f.p_normalised ? 1 : l, by_sum = sumVar(f, st, i, vs),
                  own = rel - st.score_var / (l * l); /* of the sum's roundings alone */
     const bool divides = fabs(by - 1) > u.z.stuck;   /* dividing by 1 is exact */
     for (int c = lane; c < f.d; c += 32) {
         const int64_t e = i * f.d + c;
         const double a1 = x.a1[e], a2 = x.a2[e], y = (x.acc[e] - x.loss[e]) / by, z = x.acc[e] / by;
-        double scores = u.p_rounded ? a2 / (by * by) + z * z * st.score_var / (by * by)
-                                    : (a2 - 2 * z * a1 + z * z * st.score_var) / (by * by);
+        double scores = u.p_rounded ? a2 + z * z * by_sum : a2 - 2 * z * a1 + z * z * st.score_var;
+        if (!u.p_rounded && scores < 0x1p-20 * a2) scores = 0; /* of one key */
+        scores /= by * by;
         if (f.p_normalised) scores = a2;
         double var = (scores > 0 ? scores : 0) + x.chain[e] / (by * by) + y * y * (own > 0 ? own : 0);
-        var += st.lost * st.lost / (by * by) * f.v_mean2[c] +
-               0x1p-100 * y * y; /* the last: our own arithmetic */
+        var += 0x1p-100 * y * y; /* our own arithmetic */
         f.o_exact[e] = y;
         f.o_var[e] = var;
         f.twin_o[vec * f.d + c] = y;
         f.sigma2_o[vec * f.d + c] = dkv_formulaStored(
             y, var, divides || !f.fp32 ? dkv_formulaSpacingAt(u.ulp_out, fabs(y)) : 0, u.round_out);
     }
+    classify(f, st, i, vs, lse_var, lane);
 }
 
 int dkv_twinZeroSums(dkv_device_oracle *o, int m, int d) {
     dkv_twin_device *x = o->twin;
     for (double *y : {o->acc, x->chain, x->loss, x->a1, x->a2})
         DKV_TRY_CUDA(cudaMemsetAsync(y, 0, sizeof(double) * (size_t)m * (size_t)d, o->stream));
+    return 0;
+}
+
+static int fillLse(dkv_device_oracle *o, dkv_scene *s) {
+    dkv_twin_device *x = o->twin;
+    dkv_area t;
+    score_view v;
+    int32_t range = -1;
+    while (dkv_nextArea(o, s, &range, &t)) {
+        DKV_TRY(dkv_twinLoadTile(o, s, &t, &v));
+        lse_pass_kernel<<<dkv_blocksFor((int64_t)t.m * 32, 128), 128, 0, o->stream>>>(t, x->u, x->fit_s, v, o->r);
+    }
+    lse_end_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(
+        s->m, o->g, o->in.sink ? o->in.sink + s->kvh * o->g : NULL, o->r);
+    DKV_TRY_CUDA(cudaGetLastError());
     return 0;
 }
 
@@ -461,32 +623,45 @@ int dkv_twinForwardBlock(dkv_device_oracle *o, dkv_scene *s, const float *) {
     const int64_t q_row = s->seg->q_start + s->r0;
     DKV_TRY(dkv_twinZeroSums(o, s->m, p->dv));
     DKV_TRY_CUDA(cudaMemsetAsync(x->last_mean, 0, sizeof(double) * (size_t)p->dv, o->stream));
-    start_twin_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(s->m, o->r);
-    load_lse_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(
-        q_row, o->l->view.tq, s->m, o->g, s->kvh * o->g, o->out[DKV_PART_TRUTH][DKV_LSE], o->r.lse);
+    start_twin_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(s->m, o->r, x->top);
+    if (x->p_normalised) {
+        DKV_TRY(fillLse(o, s));
+        start_twin_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(s->m, o->r, x->top);
+    }
     DKV_TRY_CUDA(cudaGetLastError());
     if (x->table) DKV_TRY(fillTable(o, s));
     while (dkv_nextArea(o, s, &range, &t)) {
         DKV_TRY(forwardTile(o, s, &t));
         DKV_TRY(dkv_oracleTick(o, &t));
     }
+    const int64_t at = q_row * o->g;
     forward_end f = {q_row,
                      o->l->view.tq,
                      s->m,
+                     p->dqk,
                      p->dv,
                      o->g,
                      p->hq,
+                     p->hkv,
                      s->kvh * o->g,
+                     s->kvh,
+                     p->dtype,
                      o->a.p_normalised,
                      o->a.out_format == DUALKV_FP32,
                      o->in.sink ? o->in.sink + s->kvh * o->g : NULL,
-                     x->last_mean,
+                     o->q + at * p->dqk,
+                     o->k,
+                     o->v,
+                     o->in.q,
+                     o->in.k,
                      x->o_exact,
                      x->o_var,
                      o->out[DKV_PART_TWIN][DKV_O],
                      o->out[DKV_PART_SIGMA2][DKV_O],
                      o->out[DKV_PART_TWIN][DKV_LSE],
-                     o->out[DKV_PART_SIGMA2][DKV_LSE]};
+                     o->out[DKV_PART_SIGMA2][DKV_LSE],
+                     x->top,
+                     x->row_class + at};
     finish_forward_twin_kernel<<<dkv_blocksFor((int64_t)s->m * 32, 128), 128, 0, o->stream>>>(
         f, x->u, o->r, row_sums{o->acc, x->chain, x->loss, x->a1, x->a2});
     DKV_TRY_CUDA(cudaGetLastError());

@@ -108,23 +108,40 @@ DKV_INLINE double dkv_formulaStored(double x, double e2, double h, dkv_rounder f
  * `equal` being the mean number of equal terms. */
 DKV_INLINE double dkv_formulaAlike(double equal) { return 1 + DKV_FORMULA_ALIKE * (equal - 1); }
 
-/* A sum of products over `count` more terms went from `before` to `after`; `squares` = sum of terms squared,
- * about. Variance of its roundings: the partial sums squared of a random walk between both ends. */
-DKV_INLINE double dkv_formulaChain(const dkv_formula_noise *z, double fold, double before, double after,
-                                   double count, double squares) {
-    if (count < 1) return 0;
-    double d = after - before, random = squares - d * d / count;
-    double near = count * before * before + before * d * (count + 1) +
-                  d * d * (count + 1) * (2 * count + 1) / (6 * count);
-    near += random > 0 ? random * (count + 1) / 6 : 0;
-    if (before == 0 && !z->truncates) { /* the first term is added to 0 */
-        double first = count == 1 || near < squares ? near / count : squares / count;
-        near -= first;
-    }
-    double least = z->prod_p2 > 0 ? count * z->least2 : 0;
-    if (!(fold > 0)) return z->step2 * near + least;
-    double within = fold < count ? fold : count;
-    return z->unit2 * near / fold + z->step2 * (d * d * within / count + squares) * within / 2 + least;
+/* A sum of products went from `before` to `after`; squares * mean2 = sum of terms squared, about. The variance of its
+ * roundings is that of a walk between both ends, whose partial sums grow as the weights do: g_t is the share of the
+ * weights' sum after term t, f_t of their squares'. A term that is too small to move the sum rounds nothing. */
+typedef struct dkv_formula_step {
+    double count, squares;   /* terms that round; of the weights */
+    double g, g2, ff, share; /* sums over them of g, g^2, f (1 - f); squares / (sum of weights)^2 */
+    double g_first, f_first; /* of the first of them */
+} dkv_formula_step;
+
+/* Weights all alike. */
+DKV_INLINE dkv_formula_step dkv_formulaEven(double n, double squares) {
+    dkv_formula_step k;
+    k.count = n;
+    k.squares = squares;
+    k.g = (n + 1) / 2;
+    k.g2 = (n + 1) * (2 * n + 1) / (6 * n);
+    k.ff = (n + 1) / 6;
+    k.share = k.g_first = k.f_first = 1 / n;
+    return k;
+}
+
+/* The variance of one element's roundings; `fold` as in the noise. */
+DKV_INLINE double dkv_formulaChain(const dkv_formula_noise *z, dkv_formula_step k, double fold, double before,
+                                   double after, double mean2) {
+    double n = k.count, within = fold < n ? fold : n, unit = fold > 0 ? z->unit2 / fold : z->step2;
+    double inner = fold > 0 ? z->step2 * within / 2 : 0, least = z->prod_p2 > 0 ? n * z->least2 : 0;
+    double one = k.f_first < 1 ? k.f_first * (1 - k.f_first) : 0, e = after - before, e2 = e * e,
+           s = k.squares * mean2, random = s - e2 * k.share, near;
+    if (n < 1) return 0;
+    random = random > 0 ? random : 0;
+    near = n * before * before + 2 * k.g * before * e + k.g2 * e2 + k.ff * random;
+    if (before == 0 && !z->truncates) near -= k.g_first * k.g_first * e2 + one * random; /* the first is added to 0 */
+    near = near > 0 ? near : 0;
+    return unit * near + inner * (e2 * within / n + s) + least;
 }
 
 /* Its expected loss, signed as the sum; `size` = sum of |terms|. A sum of random signs loses what the
@@ -173,10 +190,52 @@ DKV_INLINE double dkv_formulaScoreModified(const dkv_twin_units *t, double vs, d
     return slope != 0 ? vs + u2 * (bias * bias + x * x) : vs;
 }
 
-/* P of the forward pass, in units of its key tile's reference (s - ref = x): its relative-to-nothing
- * variance. */
+/* P of the forward pass, in units of its key tile's reference (s - ref = x): its variance. exp(0) is 1. */
 DKV_INLINE double dkv_formulaWeightVar(const dkv_formula_noise *z, double p, double x, double vs) {
-    return p * p * (vs + z->unit2 * x * x + z->exp2);
+    return p * p * (vs + z->unit2 * x * x + (x != 0 ? z->exp2 : 0));
+}
+
+/* Variance of the roundings of one chain in fp32, in order: the sum of their squares. */
+DKV_INLINE double dkv_formulaWalk(const double *a, const double *b, int64_t d) {
+    float t = 0;
+    double var = 0;
+    for (int64_t c = 0; c < d; c++) {
+        double x = a[c] * b[c];
+        float y = (float)x, next = t + y;
+        double r = (double)t + (double)y - (double)next;
+        var += (x - (double)y) * (x - (double)y) + r * r;
+        t = next;
+    }
+    return var;
+}
+
+/* The row sum over the terms of one key tile, term by term as a kernel adds: variance of the roundings. Where one of
+ * both is too small to be seen beside the other it is lost, and what is lost has one sign. Terms that are the same
+ * within an eighth of the sum's spacing are rounded the same way while that spacing lasts, and the same argument has
+ * the same error of exp: both add up before they are squared. Terms of 1 round nothing. */
+typedef struct dkv_formula_sum {
+    double part, squares, lost, noise;
+    double last, last_u, run, alike, held;
+} dkv_formula_sum;
+DKV_INLINE void dkv_formulaAdd(const dkv_formula_noise *z, dkv_formula_spacing ulp, dkv_formula_sum *s, double x,
+                               double rel, double equal) {
+    double stuck = z->stuck, less = x < s->part ? x : s->part, more = x < s->part ? s->part : x;
+    double moves = less > stuck * more ? 1 : 0, u, gap2, now;
+    s->part += x;
+    u = dkv_formulaSpacingAt(ulp, s->part);
+    s->lost += (1 - moves) * less;
+    s->noise += rel * equal;
+    if (moves == 0 || fabs(x - 1) < 0.5 * stuck) return;
+    gap2 = (x - s->last) * (x - s->last);
+    if (u != s->last_u || gap2 + 2 * rel > u * u / 64) s->run = s->alike = s->held = 0;
+    s->run++;
+    s->alike += equal; /* the same number added again loses the same */
+    now = s->run * s->run > s->alike ? s->run * s->run : s->alike;
+    s->squares += u * u * (now - s->held);
+    s->held = now;
+    if (gap2 < stuck * stuck / 16 * x * x) s->noise += 2 * (s->run - 1) * z->exp2 * x * x;
+    s->last = x;
+    s->last_u = u;
 }
 
 typedef struct dkv_twin_pair { /* of the backward pass */
