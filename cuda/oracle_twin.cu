@@ -22,7 +22,7 @@ typedef struct chain_weights {
     int32_t begin[CHECKPOINTS + 1], parts;
 } chain_weights;
 
-static chain_weights weightsOf(const dkv_formula_noise *z, int d) {
+static chain_weights weightsOf(const dkv_noise *z, int d) {
     chain_weights w = {};
     w.parts = d < CHECKPOINTS ? d : CHECKPOINTS;
     w.own = (float)(z->prod2 / z->step2);
@@ -124,7 +124,7 @@ typedef struct sample {
 
 /* One thread a sampled pair: what its chain, run as declared, loses. Kinds: rows against keys; keys against
  * multiples of themselves, as needles are; half parallel, as the largest of many scores. */
-__global__ void sample_kernel(dkv_formula_noise z, chain_weights w, int rows, int keys, int64_t tq,
+__global__ void sample_kernel(dkv_noise z, chain_weights w, int rows, int keys, int64_t tq,
                               int64_t tk, int g, int d, dkv_rounder round, const double *x, const double *y,
                               const double *x_norm, const double *y_norm, sample *out) {
     const int e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -165,7 +165,7 @@ __global__ void sample_kernel(dkv_formula_noise z, chain_weights w, int rows, in
     }
     const double weight = kind ? 1 : 8, err = got - sum, unit = weight / (na * nb);
     if (na > 0 && nb > 0 && isfinite(err) && isfinite(unit)) {
-        s.bin = dkv_formulaBin(sq);
+        s.bin = dkv_chainBin(sq);
         s.used = 1;
         s.model = weight * z.step2 * sq;
         s.real = err * err * unit;
@@ -177,14 +177,14 @@ __global__ void sample_kernel(dkv_formula_noise z, chain_weights w, int rows, in
 
 /* Bins with few samples lean on their neighbours, and where nothing was sampled the model stands. */
 static void endFit(const sample *bin, dkv_twin_fit *fit) {
-    for (int e = 0; e < DKV_FORMULA_BINS; e++) {
+    for (int e = 0; e < DKV_CHAIN_BINS; e++) {
         double model = 0, real = 0, drift = 0, size = 0, count = 0;
         fit->var[e] = 1;
         fit->gain[e] = 0;
-        for (int w = 0; w < DKV_FORMULA_BINS && count < 64; w++)
+        for (int w = 0; w < DKV_CHAIN_BINS && count < 64; w++)
             for (int s = -1; s <= (w ? 1 : -1); s += 2) {
                 int at = e + s * w;
-                if (at < 0 || at >= DKV_FORMULA_BINS) continue;
+                if (at < 0 || at >= DKV_CHAIN_BINS) continue;
                 model += bin[at].model, real += bin[at].real, count += bin[at].used;
                 drift += bin[at].drift, size += bin[at].size;
             }
@@ -196,11 +196,11 @@ static void endFit(const sample *bin, dkv_twin_fit *fit) {
 
 static int fitChains(dkv_device_oracle *o, int d, const double *x, const double *y, const double *x_norm,
                      const double *y_norm, dkv_twin_fit *fit) {
-    const dkv_formula_noise *z = &o->twin->u.z;
+    const dkv_noise *z = &o->twin->u.z;
     const int64_t tq = o->l->view.tq, tk = o->l->view.tk;
     const int rows = (int)(tq < FIT_ROWS ? tq : FIT_ROWS), keys = (int)(tk < FIT_KEYS ? tk : FIT_KEYS);
     static sample host[KINDS * FIT_ROWS * FIT_KEYS];
-    sample bin[DKV_FORMULA_BINS] = {};
+    sample bin[DKV_CHAIN_BINS] = {};
     if (z->unit2 >= 0x1p-80 && rows > 0 && keys > 0) {
         sample *s = (sample *)o->work[0];
         sample_kernel<<<dkv_blocksFor(KINDS * rows * keys, 64), 64, 0, o->stream>>>(
@@ -553,18 +553,18 @@ static void declare(dkv_device_oracle *o) {
     dkv_twin_device *t = o->twin;
     dkv_twin_units *u = &t->u;
     int e;
-    u->z = dkv_formulaNoise(o->p, a);
+    dkv_makeNoise(o->p, a, &u->z);
     u->round_s = dkv_makeRounder(a->s_format);
     u->round_p = dkv_makeRounder(a->p_format);
     u->round_ds = dkv_makeRounder(a->ds_format);
     u->round_out = dkv_makeRounder(a->out_format);
-    u->ulp_s = dkv_formulaSpacing(a->s_format);
-    u->ulp_p = dkv_formulaSpacing(a->p_format);
-    u->ulp_ds = dkv_formulaSpacing(a->ds_format);
-    u->ulp_out = dkv_formulaSpacing(a->out_format);
-    u->ulp_part = dkv_formulaSpacing(a->partial_format);
-    u->ulp_lse = dkv_formulaSpacing(DUALKV_FP32);
-    u->ulp_sum = dkv_formula_spacing{0, 2 * a->unit};
+    u->ulp_s = dkv_makeSpacing(a->s_format);
+    u->ulp_p = dkv_makeSpacing(a->p_format);
+    u->ulp_ds = dkv_makeSpacing(a->ds_format);
+    u->ulp_out = dkv_makeSpacing(a->out_format);
+    u->ulp_part = dkv_makeSpacing(a->partial_format);
+    u->ulp_lse = dkv_makeSpacing(DUALKV_FP32);
+    u->ulp_sum = dkv_spacing{0, 2 * a->unit};
     u->p_rounded = dkv_unitRoundoff(a->p_format) > a->unit;
     u->ds_rounded = dkv_unitRoundoff(a->ds_format) > a->unit;
     u->s_rounded = dkv_unitRoundoff(a->s_format) > a->unit;
@@ -609,12 +609,12 @@ __global__ void finish_keys_kernel(key_end k, __grid_constant__ const dkv_twin_u
             double z = k.parts > 1 ? dkv_roundBy(k.round_part, y) : y;
             sum += z;
             /* w itself, too: much of it may be one rare step, after which the rounding steps for certain */
-            v += w + (k.parts > 1 ? dkv_formulaFlip(y, z, w, dkv_formulaSpacingAt(u.ulp_part, fabs(y))) : 0);
+            v += w + (k.parts > 1 ? dkv_flip(y, z, w, dkv_spacingAt(u.ulp_part, fabs(y))) : 0);
             if (k.parts > 1 && i > 0) v += u.z.unit2 * sum * sum;
         }
         twin[at] = sum;
         sigma2[at] =
-            dkv_formulaStored(sum, v, k.stored ? 0 : dkv_formulaSpacingAt(u.ulp_out, fabs(sum)), u.round_out);
+            dkv_stored(sum, dkv_roundBy(u.round_out, sum), v, k.stored ? 0 : dkv_spacingAt(u.ulp_out, fabs(sum)));
     }
 }
 

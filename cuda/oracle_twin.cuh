@@ -9,7 +9,7 @@
 
 /* Factors measured on sampled chains, by bin of sq. */
 typedef struct dkv_twin_fit {
-    float var[DKV_FORMULA_BINS], gain[DKV_FORMULA_BINS];
+    float var[DKV_CHAIN_BINS], gain[DKV_CHAIN_BINS];
 } dkv_twin_fit;
 
 /* Each row's largest score so far (ref/twin_impl.h: dkv_topKey), [max_m] each. */
@@ -71,7 +71,7 @@ static __device__ __forceinline__ double scoreOf(const dkv_area &t, const dkv_tw
                                                  const dkv_twin_fit &fit, const score_view &v, int i, int j,
                                                  double *vs) {
     const int64_t at = (int64_t)i * t.ld + j;
-    const int bin = dkv_formulaBin(v.sq[at]);
+    const int bin = dkv_chainBin(v.sq[at]);
     const double qn = v.q_norm[i], kn = v.k_norm[j], cap = u.softcap > 0 ? v.cap[at] : 0;
     double s = v.s[at];
     *vs = dkv_formulaScoreVar(&u, fit.var[bin], v.sq[at], v.dot[at], qn, kn);
@@ -81,7 +81,7 @@ static __device__ __forceinline__ double scoreOf(const dkv_area &t, const dkv_tw
                                        t.slopes ? (double)t.slopes[i % t.g] : 0, dkv_biasOf(t, i, j));
     if (u.s_rounded) {
         const double x = s > -DBL_MAX ? fabs(s) : 0, y = dkv_roundBy(u.round_s, x);
-        *vs = dkv_formulaFlip(x, y, *vs, dkv_formulaSpacingAt(u.ulp_s, x));
+        *vs = dkv_flip(x, y, *vs, dkv_spacingAt(u.ulp_s, x));
         s = dkv_roundBy(u.round_s, s);
     }
     return s;

@@ -91,13 +91,13 @@ __global__ void __launch_bounds__(128)
             if (j >= t.n) continue;
             dkv_twin_pair x = {0, 0, 0, 0, 0};
             double vs, s = scoreOf(t, u, fit_s, v, i, j, &vs), dp = b.ds[at];
-            const int bin = dkv_formulaBin(b.sq[at]);
+            const int bin = dkv_chainBin(b.sq[at]);
             const double norm = o_norm * b.v_norm[j];
             double vd = u.z.step2 * fit_dp.var[bin] * b.sq[at] * norm;
             if (u.z.gain > 0) dp += fit_dp.gain[bin] * b.dot[at] * sqrt(norm);
             if (u.s_rounded) {
                 const double y = dkv_roundBy(u.round_s, dp);
-                vd = dkv_formulaFlip(dp, y, vd, dkv_formulaSpacingAt(u.ulp_s, fabs(dp)));
+                vd = dkv_flip(dp, y, vd, dkv_spacingAt(u.ulp_s, fabs(dp)));
                 dp = y;
             }
             if (s > -DBL_MAX)
@@ -170,7 +170,7 @@ typedef struct key_parts {         /* of one tile */
     double fold, squares_by;
 } key_parts;
 
-__global__ void add_keys_kernel(dkv_formula_noise z, key_parts k) {
+__global__ void add_keys_kernel(dkv_noise z, key_parts k) {
     DKV_GRID_LOOP(e, (int64_t)k.n * k.d) {
         const int64_t j = e / k.d, c = e % k.d, at = j * k.ld_x + c;
         double x = k.x[at], var = k.var[at];
@@ -179,9 +179,9 @@ __global__ void add_keys_kernel(dkv_formula_noise z, key_parts k) {
             const double before = x, n = k.count[b * k.ld + j] / k.parts;
             x += k.sum[part];
             const dkv_formula_step step = dkv_formulaEven(n, k.squares_by * k.squares[b * k.ld + j] / k.parts);
-            var += dkv_formulaAlike(k.alike[b]) *
+            var += dkv_twinAlike(k.alike[b]) *
                    dkv_formulaChain(&z, step, k.fold, before, x, k.mean2[b * k.d + c]);
-            if (k.size) x -= dkv_formulaLoss(&z, k.fold, before, x, n, k.size[part]);
+            if (k.size) x -= dkv_twinLoss(&z, k.fold, before, x, n, k.size[part]);
         }
         k.x[at] = x;
         k.var[at] = var;
@@ -377,7 +377,7 @@ __global__ void finish_queries_kernel(int64_t q_row, int m, int g, int hq, int h
                      var = x.chain[e] + x.a2[e] + r.delta_var[i] * x.a1[e] * x.a1[e];
         twin[at] = y;
         sigma2[at] =
-            dkv_formulaStored(y, var, stored ? 0 : dkv_formulaSpacingAt(u.ulp_out, fabs(y)), u.round_out);
+            dkv_stored(y, dkv_roundBy(u.round_out, y), var, stored ? 0 : dkv_spacingAt(u.ulp_out, fabs(y)));
     }
 }
 
@@ -409,7 +409,7 @@ static int startBackward(dkv_device_oracle *o, dkv_scene *s, const void *kernel_
                    o->a.in_format != DUALKV_EXACT ? o->in.d_o : NULL,
                    o->in.d_lse,
                    o->in.sink ? o->in.sink + s->kvh * o->g : NULL,
-                   DKV_FORMULA_ROUND * unit * unit,
+                   DKV_ROUND_VAR * unit * unit,
                    x->sink_y,
                    x->sink_v};
     delta_twin_kernel<<<dkv_blocksFor(s->m, 64), 64, 0, o->stream>>>(k, x->u, o->r);

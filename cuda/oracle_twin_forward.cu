@@ -67,12 +67,12 @@ typedef struct row_state {
 } row_state;
 
 /* What was summed is multiplied by exp(old maximum - new), whose error is the same for all of it. */
-static __device__ __forceinline__ double fadeState(const dkv_formula_noise &z, row_state &x, double by,
+static __device__ __forceinline__ double fadeState(const dkv_noise &z, row_state &x, double by,
                                                    double shift) {
     double by2 = by * by, rel = z.exp2 + z.unit2 * shift * shift;
     x.sum *= by;
     x.lost *= by;
-    if (by > 0x1p-300) rel += dkv_formulaLeast(&z, by) / by2;
+    if (by > 0x1p-300) rel += dkv_twinLeast(&z, by) / by2;
     x.score_var = x.score_var * by2 + rel * x.sum * x.sum;
     x.sum_var = x.sum_var * by2 + z.unit2 * x.sum * x.sum;
     return rel;
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void noteTop(const dkv_area &t, const dkv_twin
     for (int k = 0; k < PER_LANE; k++) own = k == at ? vs[k] : own;
     f.top.s[i] = most;
     f.top.vs[i] = own;
-    f.top.chain[i] = u.z.step2 * u.scale * u.scale * fit.var[dkv_formulaBin(v.sq[e])] * v.sq[e] * size;
+    f.top.chain[i] = u.z.step2 * u.scale * u.scale * fit.var[dkv_chainBin(v.sq[e])] * v.sq[e] * size;
     f.top.keep2[i] = (1 - cap * cap) * (1 - cap * cap);
     f.top.equal[i] = (double)f.equal_k[j];
     f.top.equal_v[i] = (double)f.equal_kv[j];
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(128)
                 rel = y * fade * fade;
                 if (u.p_rounded) {
                     const double q = dkv_roundBy(u.round_p, e), e2 = d != 0 ? y + e * e * ref_var : 0;
-                    w = dkv_formulaFlip(e, q, e2, dkv_formulaSpacingAt(u.ulp_p, e)) * fade * fade;
+                    w = dkv_flip(e, q, e2, dkv_spacingAt(u.ulp_p, e)) * fade * fade;
                     p = q * fade;
                 } else {
                     w = rel + (d != 0 ? x * x * u.z.prod_p2 : 0);
@@ -207,7 +207,7 @@ static __device__ __forceinline__ void endSum(const dkv_twin_units &u, row_state
     st.lost += k.lost;
     st.sum += k.part;
     if (old > k.part * stuck && k.part > old * stuck) {
-        const double h = dkv_formulaSpacingAt(u.ulp_sum, st.sum);
+        const double h = dkv_spacingAt(u.ulp_sum, st.sum);
         st.sum_var += h * h / 12;
     } else {
         st.lost += old < k.part ? old : k.part;
@@ -292,18 +292,18 @@ __global__ void lse_end_kernel(int m, int g, const float *sinks, dkv_rows r) {
     }
 }
 
-static __device__ __forceinline__ void fadeElement(const dkv_formula_noise &z, const row_sums &x, int64_t e,
+static __device__ __forceinline__ void fadeElement(const dkv_noise &z, const row_sums &x, int64_t e,
                                                    double by, double rel, double old) {
     const double by2 = by * by;
     x.acc[e] *= by;
     x.loss[e] *= by;
     x.a1[e] = x.a1[e] * by2 + rel * old * x.acc[e];
     x.a2[e] = x.a2[e] * by2 + rel * x.acc[e] * x.acc[e];
-    x.chain[e] = x.chain[e] * by2 + z.unit2 * x.acc[e] * x.acc[e] + dkv_formulaLeast(&z, x.acc[e]);
+    x.chain[e] = x.chain[e] * by2 + z.unit2 * x.acc[e] * x.acc[e] + dkv_twinLeast(&z, x.acc[e]);
 }
 
 /* Adds a tile's parts to the rows' sums, in order. */
-__global__ void add_rows_kernel(dkv_formula_noise z, row_parts k, row_sums x) {
+__global__ void add_rows_kernel(dkv_noise z, row_parts k, row_sums x) {
     DKV_GRID_LOOP(e, (int64_t)k.m * k.d) {
         const int64_t i = e / k.d, c = e % k.d;
         for (int b = 0; b < k.subs; b++) {
@@ -318,8 +318,8 @@ __global__ void add_rows_kernel(dkv_formula_noise z, row_parts k, row_sums x) {
             if (k.a2) x.a2[e] += k.a2[part];
             /* V^2 weighted as the row sees it: by P's variance, nearly P^2 */
             if (k.wsum && k.wsum[at] > 0) mean2 = k.a2[part] / k.wsum[at];
-            x.chain[e] += dkv_formulaAlike(k.alike[b]) * dkv_formulaChain(&z, step, k.fold, before, after, mean2);
-            if (k.size) x.loss[e] += dkv_formulaLoss(&z, k.fold, before, after, k.count[at], k.size[part]);
+            x.chain[e] += dkv_twinAlike(k.alike[b]) * dkv_formulaChain(&z, step, k.fold, before, after, mean2);
+            if (k.size) x.loss[e] += dkv_twinLoss(&z, k.fold, before, after, k.count[at], k.size[part]);
         }
     }
 }
@@ -482,7 +482,7 @@ static __device__ __forceinline__ double refineTop(const forward_end &f, const d
     if (s == -INFINITY || u.z.truncates || u.z.step > 1 || u.s_rounded || u.z.unit2 < 0x1p-80) return vs;
     const int64_t key = f.top.key[i];
     const double weight = exp(s - st.max), w2 = weight * weight;
-    double more = u.scale * u.scale * dkv_formulaWalk(f.q + i * f.dqk, f.k + key * f.dqk, f.dqk) - f.top.chain[i];
+    double more = u.scale * u.scale * dkv_twinWalk(f.q + i * f.dqk, f.k + key * f.dqk, f.dqk) - f.top.chain[i];
     more *= f.top.keep2[i] * w2;
     if (!isfinite(more)) return vs;
     vs = fmax(vs + more / w2, 0.0);
@@ -561,10 +561,10 @@ __global__ void finish_forward_twin_kernel(forward_end f, __grid_constant__ cons
     }
     /* Whatever P is taken against, the row sum itself is taken against the largest score. */
     const double l = st.sum, lse = st.max + log(l), top = f.p_normalised ? f.top.s[i] : st.max, g = lse - top,
-                 h = dkv_formulaSpacingAt(u.ulp_lse, fabs(lse));
-    const double v = dkv_formulaSpacingAt(u.ulp_lse, fabs(g)),
+                 h = dkv_spacingAt(u.ulp_lse, fabs(lse));
+    const double v = dkv_spacingAt(u.ulp_lse, fabs(g)),
                  rel = (st.score_var + st.sum_var + st.lost * st.lost) / (l * l);
-    const double fine = fmin(dkv_formulaSpacingAt(u.ulp_lse, fabs(top)), v); /* both are multiples of it */
+    const double fine = fmin(dkv_spacingAt(u.ulp_lse, fabs(top)), v); /* both are multiples of it */
     double last = fine < h ? (h * h + 2 * fine * fine) / 12 : 0;
     if (last > g * g) last = g * g;
     const double lse_var = rel + u.z.log2 / u.z.lse2 * v * v / 12 + last;
@@ -587,8 +587,7 @@ __global__ void finish_forward_twin_kernel(forward_end f, __grid_constant__ cons
         f.o_exact[e] = y;
         f.o_var[e] = var;
         f.twin_o[vec * f.d + c] = y;
-        f.sigma2_o[vec * f.d + c] = dkv_formulaStored(
-            y, var, divides || !f.fp32 ? dkv_formulaSpacingAt(u.ulp_out, fabs(y)) : 0, u.round_out);
+        f.sigma2_o[vec * f.d + c] = dkv_stored(y, dkv_roundBy(u.round_out, y), var, divides || !f.fp32 ? dkv_spacingAt(u.ulp_out, fabs(y)) : 0);
     }
     classify(f, st, i, vs, lse_var, lane);
 }

@@ -70,8 +70,8 @@ static void headers_compile_under_nvcc(void **state) {
     for (size_t r = 0; r < N_ROOMS; r++) {
         char pattern[64];
         glob_t found;
-        snprintf(pattern, sizeof pattern, "%s/*.%s", rooms[r][0], strcmp(rooms[r][0], "cuda") ? "h" : "*h");
-        if (glob(pattern, 0, NULL, &found)) continue;
+        snprintf(pattern, sizeof pattern, "%s/*.%s", rooms[r][0], strcmp(rooms[r][0], "cuda") ? "h" : "{h,cuh}");
+        if (glob(pattern, GLOB_BRACE, NULL, &found)) continue;
         for (size_t i = 0; i < found.gl_pathc; i++) {
             if (strstr(found.gl_pathv[i], ".sh")) continue; /* scripts */
             n += (size_t)snprintf(unit + n, sizeof unit - n, "#include \"%s\"\n", found.gl_pathv[i]);

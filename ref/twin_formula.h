@@ -3,7 +3,7 @@
  *
  *   a rounding to nearest of x     ROUND u^2 x^2         E[ulp(x)^2]/12 over log-uniform mantissas
  *   a chain of products            ROUND u^2 sum_t T_t^2, T_t its partial sums
- *   a rounding that may flip       dkv_formulaFlip: what is left when both sides round, and one has an error
+ *   a rounding that may flip       dkv_flip: what is left when both sides round, and one has an error
  * first */
 #ifndef DKV_TWIN_FORMULA_H
 #define DKV_TWIN_FORMULA_H
@@ -14,12 +14,12 @@
 #include "dtype.h"
 #include "problem.h"
 
-#define DKV_FORMULA_ROUND 0.18033688 /* 4/12 E[1/m^2], m log-uniform in [1, 2): 3/(24 ln 2) */
-#define DKV_FORMULA_BINS 32          /* of log2 (sum_t T_t^2 / (|a|^2 |b|^2)), -24..7 */
-#define DKV_FORMULA_ALIKE 0.4
-#define DKV_FORMULA_CUT 0.16
+#define DKV_ROUND_VAR 0.18033688 /* 4/12 E[1/m^2], m log-uniform in [1, 2): 3/(24 ln 2) */
+#define DKV_CHAIN_BINS 32          /* of log2 (sum_t T_t^2 / (|a|^2 |b|^2)), -24..7 */
+#define DKV_TWIN_ALIKE 0.4
+#define DKV_TWIN_CUT 0.16
 
-typedef struct dkv_formula_noise {
+typedef struct dkv_noise {
     double unit2;             /* relative variance of one rounding of the vector arithmetic */
     double lse2;              /* the same for fp32, in which LSE and dSink are stored */
     double step2;             /* variance of a chain = step2 * sum of T_t^2 over products */
@@ -33,20 +33,20 @@ typedef struct dkv_formula_noise {
     double fold, fold_dq, fold_dkv; /* products after which a chain (of O; of dQ; of dK, dV) is folded into a
                                      * sum rounded to nearest; 0: never */
     int32_t step, truncates;        /* products a step */
-} dkv_formula_noise;
+} dkv_noise;
 
-static inline dkv_formula_noise dkv_formulaNoise(const dkv_problem *p, const dualkv_arithmetic *a) {
-    dkv_formula_noise z;
+static inline void dkv_makeNoise(const dkv_problem *p, const dualkv_arithmetic *a, dkv_noise *out) {
+    dkv_noise z;
     double u2 = a->unit * a->unit, acc2 = a->acc_truncates ? 2 * u2 : a->acc_unit * a->acc_unit;
     int wide = p->dtype == DUALKV_FP32 && a->in_format == DUALKV_EXACT && a->unit > 0x1p-30;
     z.step = a->acc_step > 1 ? a->acc_step : 1;
-    z.unit2 = DKV_FORMULA_ROUND * u2;
-    z.lse2 = DKV_FORMULA_ROUND * 0x1p-48;
-    z.step2 = DKV_FORMULA_ROUND * acc2 / z.step;
+    z.unit2 = DKV_ROUND_VAR * u2;
+    z.lse2 = DKV_ROUND_VAR * 0x1p-48;
+    z.step2 = DKV_ROUND_VAR * acc2 / z.step;
     z.prod_p2 = z.prod2 = wide && z.step == 1 ? z.unit2 : 0;
-    z.exp2 = DKV_FORMULA_ROUND * a->exp_error * a->exp_error;
-    z.log2 = DKV_FORMULA_ROUND * a->log_error * a->log_error;
-    z.tanh2 = DKV_FORMULA_ROUND * a->tanh_error * a->tanh_error;
+    z.exp2 = DKV_ROUND_VAR * a->exp_error * a->exp_error;
+    z.log2 = DKV_ROUND_VAR * a->log_error * a->log_error;
+    z.tanh2 = DKV_ROUND_VAR * a->tanh_error * a->tanh_error;
     z.least2 = a->unit > 0x1p-30 ? 0x1p-298 / 12 : 0;
     z.flush = a->unit > 0x1p-30 && a->flushes ? 0x1p-126 : 0;
     z.stuck = a->unit;
@@ -55,29 +55,30 @@ static inline dkv_formula_noise dkv_formulaNoise(const dkv_problem *p, const dua
     z.fold = (double)a->acc_fold * z.step;
     z.fold_dq = a->acc_fold_dq > 0 ? (double)a->acc_fold_dq * z.step : z.fold;
     z.fold_dkv = a->acc_fold_dkv > 0 ? (double)a->acc_fold_dkv * z.step : z.fold;
-    return z;
+    *out = z;
 }
 
 /* Mean square of round(x + e) - y, where y = round(x), h its spacing, e of variance e2. The midpoint is m =
- * h/2 - |x - y| away; up to e = 0.4 h the step h is taken with probability 1/(2 + 7.52 (m^2/e2)^2); beyond, x
- * says nothing. */
-DKV_INLINE double dkv_formulaFlip(double x, double y, double e2, double h) {
+ * h/2 - |x - y| away; up to e = 0.4 h the step h is taken with probability 1/(2 + 7.52 (m^2/e2)^2): over all
+ * x its mean is that of a normal e, 0.8 e/h, with a heavier tail, since e often is a sum of rare steps.
+ * Beyond, x says nothing: e2 + h^2/6. */
+DKV_INLINE double dkv_flip(double x, double y, double e2, double h) {
     double m = 0.5 * h - fabs(x - y), m2 = m * m, h2 = h * h, e4 = e2 * e2;
     return e2 < 0.16 * h2 ? h2 * e4 / (2 * e4 + 7.52 * m2 * m2 + 0x1p-1000) : e2 + h2 * (1.0 / 6);
 }
 
 /* ulp of a format as fmax(2^exponent of x, least) * scale. DUALKV_EXACT: 0. */
-typedef struct dkv_formula_spacing {
+typedef struct dkv_spacing {
     double least, scale;
-} dkv_formula_spacing;
+} dkv_spacing;
 
-static inline dkv_formula_spacing dkv_formulaSpacing(int32_t format) {
+static inline dkv_spacing dkv_makeSpacing(int32_t format) {
     double u = dkv_unitRoundoff(format);
-    dkv_formula_spacing f = {u > 0 ? dkv_underflow(format) / u : 0, 2 * u};
+    dkv_spacing f = {u > 0 ? dkv_underflow(format) / u : 0, 2 * u};
     return f;
 }
 
-DKV_INLINE double dkv_formulaSpacingAt(dkv_formula_spacing f, double x) {
+DKV_INLINE double dkv_spacingAt(dkv_spacing f, double x) {
     uint64_t u;
     memcpy(&u, &x, sizeof u);
     u &= 0x7ff0000000000000ull;
@@ -85,28 +86,29 @@ DKV_INLINE double dkv_formulaSpacingAt(dkv_formula_spacing f, double x) {
     return (x > f.least ? x : f.least) * f.scale;
 }
 
-DKV_INLINE int dkv_formulaBin(float sq) {
+DKV_INLINE int dkv_chainBin(float sq) {
     uint32_t u;
     memcpy(&u, &sq, sizeof u);
     int e = (int)(u >> 23) - 127 + 24;
-    return e < 0 ? 0 : e > DKV_FORMULA_BINS - 1 ? DKV_FORMULA_BINS - 1 : e;
+    return e < 0 ? 0 : e > DKV_CHAIN_BINS - 1 ? DKV_CHAIN_BINS - 1 : e;
 }
 
 /* Absolute variance of a result x of the vector arithmetic, subnormal or flushed. */
-DKV_INLINE double dkv_formulaLeast(const dkv_formula_noise *z, double x) {
+DKV_INLINE double dkv_twinLeast(const dkv_noise *z, double x) {
     return fabs(x) < z->flush ? x * x : z->least2;
 }
 
-/* Mean square of round(x + e) - x, e of variance e2 and h the format's spacing: e2 + h^2/12 over all x. As
- * long as e is small beside h, up to h/4, the rounding of this x is foreseen. */
-DKV_INLINE double dkv_formulaStored(double x, double e2, double h, dkv_rounder f) {
-    double d = x - dkv_roundBy(f, x), r = h > 0 ? e2 / (h * h) : 0, w = r < 0.0625 ? 256 * r * r : 1;
+/* Mean square of round(x + e) - x, y = round(x), e of variance e2 and h the format's spacing: e2 + h^2/12 over all x.
+ * As long as e is small beside h, up to h/4, the rounding of this x is foreseen. */
+DKV_INLINE double dkv_stored(double x, double y, double e2, double h) {
+    double d = x - y, r = h > 0 ? e2 / (h * h) : 0, w = r < 0.0625 ? 256 * r * r : 1;
     return e2 + (1 - w) * d * d + w * h * h / 12;
 }
 
-/* Equal terms lose equally while the sum stays between the same powers of two: factor on a chain's variance,
- * `equal` being the mean number of equal terms. */
-DKV_INLINE double dkv_formulaAlike(double equal) { return 1 + DKV_FORMULA_ALIKE * (equal - 1); }
+/* Equal terms lose equally while the sum stays between the same powers of two: a part of their losses adds up
+ * before it is squared. Factor on a chain's variance, `equal` being the mean number of equal terms; the part
+ * is calibrated. */
+DKV_INLINE double dkv_twinAlike(double equal) { return 1 + DKV_TWIN_ALIKE * (equal - 1); }
 
 /* A sum of products went from `before` to `after`; squares * mean2 = sum of terms squared, about. The variance of its
  * roundings is that of a walk between both ends, whose partial sums grow as the weights do: g_t is the share of the
@@ -130,7 +132,7 @@ DKV_INLINE dkv_formula_step dkv_formulaEven(double n, double squares) {
 }
 
 /* The variance of one element's roundings; `fold` as in the noise. */
-DKV_INLINE double dkv_formulaChain(const dkv_formula_noise *z, dkv_formula_step k, double fold, double before,
+DKV_INLINE double dkv_formulaChain(const dkv_noise *z, dkv_formula_step k, double fold, double before,
                                    double after, double mean2) {
     double n = k.count, within = fold < n ? fold : n, unit = fold > 0 ? z->unit2 / fold : z->step2;
     double inner = fold > 0 ? z->step2 * within / 2 : 0, least = z->prod_p2 > 0 ? n * z->least2 : 0;
@@ -146,20 +148,20 @@ DKV_INLINE double dkv_formulaChain(const dkv_formula_noise *z, dkv_formula_step 
 
 /* Its expected loss, signed as the sum; `size` = sum of |terms|. A sum of random signs loses what the
  * accumulator's own cut takes, CUT of the whole; a sum of one sign all of it. */
-DKV_INLINE double dkv_formulaLoss(const dkv_formula_noise *z, double fold, double before, double after,
+DKV_INLINE double dkv_twinLoss(const dkv_noise *z, double fold, double before, double after,
                                   double count, double size) {
     double d = after - before, along = (before * (count - 1) + after * (count + 1)) / 2;
     double same = size > 0 ? fabs(d) / size : 0;
     if (count < 1) return 0;
     if (fold > 0) along = d * (fold < count ? fold : count) / 2;
-    return z->gain * along * (DKV_FORMULA_CUT + (1 - DKV_FORMULA_CUT) * (same < 1 ? same : 1));
+    return z->gain * along * (DKV_TWIN_CUT + (1 - DKV_TWIN_CUT) * (same < 1 ? same : 1));
 }
 
 /* What a pair's formulas read of the declared arithmetic. */
 typedef struct dkv_twin_units {
-    dkv_formula_noise z;
+    dkv_noise z;
     dkv_rounder round_s, round_p, round_ds, round_out;
-    dkv_formula_spacing ulp_s, ulp_p, ulp_ds, ulp_out, ulp_part, ulp_lse, ulp_sum;
+    dkv_spacing ulp_s, ulp_p, ulp_ds, ulp_out, ulp_part, ulp_lse, ulp_sum;
     int32_t p_rounded, ds_rounded, s_rounded, scale_exact;
     double scale, softcap; /* softcap 0: off */
 } dkv_twin_units;
@@ -191,12 +193,12 @@ DKV_INLINE double dkv_formulaScoreModified(const dkv_twin_units *t, double vs, d
 }
 
 /* P of the forward pass, in units of its key tile's reference (s - ref = x): its variance. exp(0) is 1. */
-DKV_INLINE double dkv_formulaWeightVar(const dkv_formula_noise *z, double p, double x, double vs) {
+DKV_INLINE double dkv_formulaWeightVar(const dkv_noise *z, double p, double x, double vs) {
     return p * p * (vs + z->unit2 * x * x + (x != 0 ? z->exp2 : 0));
 }
 
 /* Variance of the roundings of one chain in fp32, in order: the sum of their squares. */
-DKV_INLINE double dkv_formulaWalk(const double *a, const double *b, int64_t d) {
+DKV_INLINE double dkv_twinWalk(const double *a, const double *b, int64_t d) {
     float t = 0;
     double var = 0;
     for (int64_t c = 0; c < d; c++) {
@@ -217,12 +219,12 @@ typedef struct dkv_formula_sum {
     double part, squares, lost, noise;
     double last, last_u, run, alike, held;
 } dkv_formula_sum;
-DKV_INLINE void dkv_formulaAdd(const dkv_formula_noise *z, dkv_formula_spacing ulp, dkv_formula_sum *s, double x,
+DKV_INLINE void dkv_formulaAdd(const dkv_noise *z, dkv_spacing ulp, dkv_formula_sum *s, double x,
                                double rel, double equal) {
     double stuck = z->stuck, less = x < s->part ? x : s->part, more = x < s->part ? s->part : x;
     double moves = less > stuck * more ? 1 : 0, u, gap2, now;
     s->part += x;
-    u = dkv_formulaSpacingAt(ulp, s->part);
+    u = dkv_spacingAt(ulp, s->part);
     s->lost += (1 - moves) * less;
     s->noise += rel * equal;
     if (moves == 0 || fabs(x - 1) < 0.5 * stuck) return;
@@ -263,9 +265,9 @@ DKV_INLINE dkv_twin_pair dkv_formulaTwinPair(const dkv_twin_units *t, double s, 
     e2 += fabs(ds) < flush ? ds * ds : least2;
     double y = t->ds_rounded ? dkv_roundBy(t->round_ds, ds) : ds,
            q = t->p_rounded ? dkv_roundBy(t->round_p, p) : p;
-    r.w_ds = t->ds_rounded ? dkv_formulaFlip(ds, y, e2, dkv_formulaSpacingAt(t->ulp_ds, fabs(ds)))
+    r.w_ds = t->ds_rounded ? dkv_flip(ds, y, e2, dkv_spacingAt(t->ulp_ds, fabs(ds)))
                            : e2 + prod * ds * ds;
-    r.w_p = t->p_rounded ? dkv_formulaFlip(p, q, vp, dkv_formulaSpacingAt(t->ulp_p, p)) : vp + prod * p * p;
+    r.w_p = t->p_rounded ? dkv_flip(p, q, vp, dkv_spacingAt(t->ulp_p, p)) : vp + prod * p * p;
     r.w_row = r.w_ds > row ? r.w_ds - row : 0;
     r.ds = y;
     r.p = q;

@@ -112,8 +112,6 @@ void dkv_twinNoteTop(dkv_twin *t, int64_t i);
 void dkv_twinRefineTop(dkv_twin *t, int64_t i);
 double dkv_twinSumVar(const dkv_twin *t, int64_t i);
 void dkv_twinClassify(dkv_twin *t, int64_t i);
-/* Variance of the roundings of one chain in fp32, in order: the sum of their squares. */
-double dkv_twinWalk(const double *a, const double *b, int64_t d);
 
 /* How many of x exceed `least`, and the sum of squares. Sum of w x y. */
 double dkv_twinCount(const double *x, int64_t n, double least, double *squares);
@@ -127,23 +125,10 @@ void dkv_twinFloats(const double *x, int64_t n, double by, float *out);
 void dkv_twinMagnitudes(const double *x, int64_t n, double by, float *out);
 void dkv_twinWeigh(float *x, int64_t n, float by);
 
-/* Absolute variance of a result x of the vector arithmetic, subnormal or flushed. */
-static inline double dkv_twinLeast(const dkv_noise *z, double x) {
-    return fabs(x) < z->flush ? x * x : z->least2;
-}
-
-/* Mean square of round(x + e) - x, e of variance e2 and h the format's spacing: e2 + h^2/12 over all x. As
- * long as e is small beside h, up to h/4, the rounding of this x is foreseen. */
+/* dkv_stored of one value, by the format's name. */
 static inline double dkv_twinStored(double x, double e2, double h, int32_t format) {
-    double d = x - dkv_roundTo(x, format), r = h > 0 ? e2 / (h * h) : 0, w = r < 0.0625 ? 256 * r * r : 1;
-    return e2 + (1 - w) * d * d + w * h * h / 12;
+    return dkv_stored(x, dkv_roundTo(x, format), e2, h);
 }
-
-/* Equal terms lose equally while the sum stays between the same powers of two: a part of their losses adds up
- * before it is squared. Factor on a chain's variance, `equal` being the mean number of equal terms; the part
- * is calibrated. */
-#define DKV_TWIN_ALIKE 0.4
-static inline double dkv_twinAlike(double equal) { return 1 + DKV_TWIN_ALIKE * (equal - 1); }
 
 static inline double dkv_twinMean(const float *x, int64_t n) {
     double sum = 0;
@@ -170,18 +155,6 @@ dkv_chainStep dkv_walkStep(const double *w, int64_t n, double least, double fact
 /* out[c] += the variance. */
 void dkv_twinChain(const dkv_noise *z, dkv_chainStep k, int64_t d, const double *before, const double *after,
                    const double *mean2, double *out);
-/* Its expected loss, signed as the sum; `size` = sum of |terms|. A sum of random signs loses what the
- * accumulator's own cut takes, DKV_TWIN_CUT of the whole; a sum of one sign all of it. */
-#define DKV_TWIN_CUT 0.16
-static inline double dkv_twinLoss(const dkv_noise *z, double fold, double before, double after, double count,
-                                  double size) {
-    double d = after - before, along = (before * (count - 1) + after * (count + 1)) / 2;
-    double same = size > 0 ? fabs(d) / size : 0;
-    if (count < 1) return 0;
-    if (fold > 0) along = d * (fold < count ? fold : count) / 2;
-    return z->gain * along * (DKV_TWIN_CUT + (1 - DKV_TWIN_CUT) * (same < 1 ? same : 1));
-}
-
 /* Forward (O, LSE) and backward (dQ; adds to dK, dV, dSink) of one block: begin; for each tile prepare
  * (backward), each row, finish the tile; end. Both take the scores of one tile in one pass, unless backward
  * needs O before its rounding. */

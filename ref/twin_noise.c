@@ -3,33 +3,6 @@
 
 #include <stdlib.h>
 
-void dkv_makeNoise(const dkv_problem *p, const dualkv_arithmetic *a, dkv_noise *z) {
-    double u2 = a->unit * a->unit, acc2 = a->acc_truncates ? 2 * u2 : a->acc_unit * a->acc_unit;
-    bool wide = p->dtype == DUALKV_FP32 && a->in_format == DUALKV_EXACT && a->unit > 0x1p-30;
-    int step = a->acc_step > 1 ? a->acc_step : 1;
-    *z = (dkv_noise){.unit2 = DKV_ROUND_VAR * u2, .lse2 = DKV_ROUND_VAR * 0x1p-48, .step = step};
-    z->step2 = DKV_ROUND_VAR * acc2 / step;
-    z->prod2 = wide && step == 1 ? z->unit2 : 0;
-    z->prod_p2 = z->prod2;
-    z->exp2 = DKV_ROUND_VAR * a->exp_error * a->exp_error;
-    z->log2 = DKV_ROUND_VAR * a->log_error * a->log_error;
-    z->tanh2 = DKV_ROUND_VAR * a->tanh_error * a->tanh_error;
-    z->least2 = a->unit > 0x1p-30 ? 0x1p-298 / 12 : 0;
-    z->flush = a->unit > 0x1p-30 && a->flushes ? 0x1p-126 : 0;
-    z->stuck = a->unit;
-    z->truncates = a->acc_truncates != 0;
-    z->gain = z->truncates ? 2 * a->acc_gain / step : 0;
-    z->fold = (double)a->acc_fold * step;
-    z->fold_dq = a->acc_fold_dq > 0 ? (double)a->acc_fold_dq * step : z->fold;
-    z->fold_dkv = a->acc_fold_dkv > 0 ? (double)a->acc_fold_dkv * step : z->fold;
-}
-
-dkv_spacing dkv_makeSpacing(int32_t format) {
-    double u = dkv_unitRoundoff(format);
-    if (!(u > 0)) return (dkv_spacing){0, 0};
-    return (dkv_spacing){dkv_underflow(format) / u, 2 * u};
-}
-
 /* E sum_{t>1} T_t^2 of a bridge from 0 to dot whose d terms have the mean square |a|^2 |b|^2/d^2. */
 dkv_quick dkv_makeQuick(int64_t d) {
     double n = (double)d;

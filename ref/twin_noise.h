@@ -1,9 +1,5 @@
-/* twin_noise.h: variances of the roundings that the twin does not carry (derivation: ref/TOLERANCE-TWIN.md).
- *
- *   a rounding to nearest of x     ROUND_VAR u^2 x^2     E[ulp(x)^2]/12 over log-uniform mantissas
- *   a chain of products            ROUND_VAR u^2 sum_t T_t^2, T_t its partial sums
- *   a rounding that may flip       dkv_flip: what is left when both sides round, and one has an error first
- */
+/* twin_noise.h: what the twin samples and counts before a head: chains, equal rows. The formulas themselves are in
+ * twin_formula.h, for host and device. */
 #ifndef DKV_TWIN_NOISE_H
 #define DKV_TWIN_NOISE_H
 
@@ -11,50 +7,7 @@
 
 #include "dtype.h"
 #include "tiles.h"
-
-#define DKV_ROUND_VAR  0.18033688 /* 4/12 E[1/m^2], m log-uniform in [1, 2): 3/(24 ln 2) */
-#define DKV_CHAIN_BINS 32         /* of log2 (sum_t T_t^2 / (|a|^2 |b|^2)), -24..7 */
-
-typedef struct dkv_noise {
-    double unit2;             /* relative variance of one rounding of the vector arithmetic */
-    double lse2;              /* the same for fp32, in which LSE and dSink are stored */
-    double step2;             /* variance of a chain = step2 * sum of T_t^2 over products */
-    double prod2;             /* relative variance of a rounded product (0: products are exact) */
-    double prod_p2;           /* the same for products with P or dS */
-    double exp2, log2, tanh2; /* relative variances */
-    double least2;            /* variance of rounding a result in fp32's subnormal range */
-    double flush;             /* results below are flushed to 0; 0: none */
-    double stuck;             /* a term below stuck * T leaves the sum T as it is */
-    double gain; /* expected loss a product, relative to T_t, of a sum of one sign; 0 to nearest */
-    double fold, fold_dq, fold_dkv; /* products after which a chain (of O; of dQ; of dK, dV) is folded into a
-                                     * sum rounded to nearest; 0: never */
-    int step;                       /* products a step */
-    bool truncates;
-} dkv_noise;
-
-void dkv_makeNoise(const dkv_problem *p, const dualkv_arithmetic *a, dkv_noise *z);
-
-/* Mean square of round(x + e) - y, where y = round(x), h its spacing, e of variance e2. The midpoint is m =
- * h/2 - |x - y| away; up to e = 0.4 h the step h is taken with probability 1/(2 + 7.52 (m^2/e2)^2): over all
- * x its mean is that of a normal e, 0.8 e/h, with a heavier tail, since e often is a sum of rare steps.
- * Beyond, x says nothing: e2 + h^2/6. */
-static inline double dkv_flip(double x, double y, double e2, double h) {
-    double m = 0.5 * h - fabs(x - y), m2 = m * m, h2 = h * h, e4 = e2 * e2;
-    return e2 < 0.16 * h2 ? h2 * e4 / (2 * e4 + 7.52 * m2 * m2 + 0x1p-1000) : e2 + h2 * (1.0 / 6);
-}
-
-/* ulp of a format as fmax(2^exponent of x, least) * scale; for loops. DUALKV_EXACT: 0. */
-typedef struct dkv_spacing {
-    double least, scale;
-} dkv_spacing;
-dkv_spacing dkv_makeSpacing(int32_t format);
-static inline double dkv_spacingAt(dkv_spacing f, double x) {
-    uint64_t u;
-    memcpy(&u, &x, sizeof u);
-    u &= 0x7ff0000000000000ull;
-    memcpy(&x, &u, sizeof x);
-    return (x > f.least ? x : f.least) * f.scale;
-}
+#include "twin_formula.h"
 
 /* One operand of score-like products: rows as unit vectors in float, and their squared norms. Non-finite rows
  * are 0. */
@@ -91,12 +44,6 @@ void dkv_startFit(dkv_chainFit *f);
 void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t n, int64_t d, double weight,
                    bool quick, dkv_chainFit *f);
 void dkv_endFit(dkv_chainFit *f);
-static inline int dkv_chainBin(float sq) {
-    uint32_t u;
-    memcpy(&u, &sq, sizeof u);
-    int e = (int)(u >> 23) - 127 + 24;
-    return e < 0 ? 0 : e > DKV_CHAIN_BINS - 1 ? DKV_CHAIN_BINS - 1 : e;
-}
 
 /* How many rows are equal to row i, itself included, among those of the same class: equal numbers round
  * equally, so that their errors add before they are squared. hash[n], class[n] -> count[n]. DKV_EHARNESS: out

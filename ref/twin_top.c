@@ -2,20 +2,6 @@
  * noise, and an average over sampled chains is no estimate of one chain: this one is walked. */
 #include "twin_impl.h"
 
-/* Sum of the squares of what the roundings of a chain in fp32 take: its variance, if they are independent. */
-double dkv_twinWalk(const double *a, const double *b, int64_t d) {
-    float t = 0;
-    double var = 0;
-    for (int64_t c = 0; c < d; c++) {
-        double x = a[c] * b[c];
-        float y = (float)x, next = t + y;
-        double r = (double)t + (double)y - (double)next;
-        var += (x - (double)y) * (x - (double)y) + r * r;
-        t = next;
-    }
-    return var;
-}
-
 /* The model's variance of the chain of row i and the tile's key j, as dkv_twinScoreRow has it. */
 static double chainModel(const dkv_twin *t, int64_t i, int64_t j) {
     double scale = t->p->scale, size = t->q_norm[i] * t->k_norm[j];
