@@ -35,6 +35,15 @@ static void specs_are_taken_apart(void **state) {
     assert_string_equal(s.options, "a=b");
     assert_int_equal(dkv_parseKernelSpec(build("plain.so"), &s, &err), 0);
     assert_string_equal(s.name, "");
+    assert_int_equal(dkv_parseKernelSpec("verify/testkernels/dishonest.py:zeros+convention=packed", &s, &err), 0);
+    assert_int_equal(s.kind, DKV_SPEC_PYTHON);
+    assert_string_equal(s.name, "zeros");
+    assert_string_equal(s.path, "verify/testkernels/dishonest.py");
+    assert_string_equal(s.options, "convention=packed");
+    assert_int_equal(dkv_parseKernelSpec("attached:7=mine.py:f+lse", &s, &err), 0);
+    assert_int_equal(s.kind, DKV_SPEC_ATTACHED);
+    assert_int_equal(s.fd, 7);
+    assert_string_equal(s.text, "mine.py:f+lse"); /* what records and words call it */
 }
 
 static void bad_specs_point_at_the_word(void **state) {
@@ -48,6 +57,12 @@ static void bad_specs_point_at_the_word(void **state) {
                 {"emu++x", "empty"},
                 {"emu+a,b", "comma"},
                 {"./no.so", "cannot read"},
+                {"./no.py:f", "cannot read"},
+                {"verify/testkernels/dishonest.py", "which function"},
+                {"verify/testkernels/dishonest.py:", "which function"},
+                {"attached:", "socket is missing"},
+                {"attached:x", "socket is missing"},
+                {"attached:3x", "socket is missing"},
                 {"./no.so:", "name is missing"},
                 {"zzzzzzzzzzzz", "list kernels"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -5,12 +5,15 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "../ref/emu.h"
 #include "side.h"
 
 static const char line[] = "shape=5+2x3 heads=2:1 dim=8";
@@ -160,6 +163,40 @@ static void bad_lines_are_the_harness(void **state) {
     tearDown(&f);
 }
 
+static void *serveEmu(void *fd) {
+    dkv_serveWorkerWith(*(int *)fd, &dkv_emuKernel, NULL);
+    return NULL;
+}
+
+/* It is used as it is, not ended with the one who used it, and once lost there is no other. */
+static void an_attached_worker_is_one(void **state) {
+    (void)state;
+    int pair[2];
+    char spec[64];
+    pthread_t server;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
+    assert_int_equal(pthread_create(&server, NULL, serveEmu, &pair[1]), 0);
+    snprintf(spec, sizeof spec, "attached:%d=somebody's", pair[0]);
+    for (int again = 0; again < 2; again++) {
+        fixture f;
+        setUp(&f, spec, 20);
+        assert_string_equal(f.w.spec.text, "somebody's");
+        assert_int_equal(runOnce(&f), DKV_W_OK);
+        tearDown(&f);
+    }
+    shutdown(pair[1], SHUT_RDWR);
+    pthread_join(server, NULL);
+    fixture f;
+    setUp(&f, spec, 20);
+    assert_int_equal(runOnce(&f), DKV_W_CRASHED);
+    assert_non_null(strstr(f.w.why, "process of the kernel ended"));
+    assert_int_equal(runOnce(&f), DKV_W_HARNESS);
+    assert_non_null(strstr(f.w.why, "cannot be started again"));
+    tearDown(&f);
+    close(pair[0]);
+    close(pair[1]);
+}
+
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     signal(SIGPIPE, SIG_IGN);
@@ -172,6 +209,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(errors_are_words),
         cmocka_unit_test(refusals_are_one_line_of_text),
         cmocka_unit_test(bad_lines_are_the_harness),
+        cmocka_unit_test(an_attached_worker_is_one), /* last: there is no other after it */
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
