@@ -366,10 +366,8 @@ static int judgeUndeclared(dkv_case *c, dkv_err *err) {
         r->arithmetic = fit->a;
         rc = dkv_consultOracle(c, &fit->a, true, err);
         if (!rc) rc = judgeAll(c, &fit->a, err);
-        if (rc || fit->held || fitsProfile(r)) {
-            snprintf(r->profile, sizeof r->profile, "%s", fit->words);
-            return rc;
-        }
+        if (!rc && fitsProfile(r)) snprintf(r->profile, sizeof r->profile, "%s", fit->words);
+        if (rc || fit->held || r->profile[0]) return rc;
     }
     for (int i = 0; !rc && (name = dkv_arithmeticProfile(i, c->kernel.p, &r->arithmetic, &words)); i++) {
         rc = dkv_consultOracle(c, &r->arithmetic, true, err);
