@@ -70,10 +70,10 @@ void dkv_twinClassify(dkv_twin *t, int64_t i) {
     double weight = exp(k->s - t->max[i]) / t->sum[i];
     int64_t at = t->b.q_row * t->h.g + i;
     size_t size = dkv_dtypeSize(p->dtype) * (size_t)p->dqk;
-    uint64_t h = t->sum[i] > 0 ? dkv_hashBytes(3, &at, sizeof at) : 0; /* those that see no key are exact */
+    uint64_t h = t->sum[i] > 0 ? dkv_hashBytes(3, &at, sizeof at) | 1 : 0; /* those that see no key are exact */
     if (k->s > -INFINITY && weight * weight * k->vs > t->lse_var[i] / 2) {
         const char *key = (const char *)t->in->k + size * (size_t)(k->key * p->hkv + t->h.kvh);
         h = dkv_hashBytes(dkv_hashBytes(4, t->b.q + i * p->dqk, sizeof(double) * (size_t)p->dqk), key, size);
     }
-    t->row_class[at] = h;
+    t->row_class[at] = h ? h | 1 : 0;
 }

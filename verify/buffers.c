@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "../ref/dtype.h"
+#include "spans.h"
 
 static const char *const names[DKV_N_SLOTS] = {"Q",   "K",  "V",  "dO", "dLSE",  "sink",     "O",
                                                "LSE", "dQ", "dK", "dV", "dSink", "workspace"};
@@ -241,6 +242,28 @@ static void eachRun(const dkv_view *w, bool like_lse, uint8_t *base, run_fn f, v
 
 static bool isLse(int s) { return s == DKV_SLOT_LSE || s == DKV_SLOT_DLSE; }
 
+/* The same by several threads, for what keeps no count. */
+typedef struct run_loop {
+    const dkv_view *w;
+    uint8_t *base;
+    run_fn f;
+    void *arg;
+} run_loop;
+
+static void runSpan(int64_t first, int64_t end, int span, void *arg) {
+    const run_loop *l = arg;
+    (void)span;
+    for (int64_t t = first; t < end; t++)
+        for (int64_t h = 0; h < l->w->heads; h++)
+            l->f(elementRow(l->w, l->base, t, h), (t * l->w->heads + h) * l->w->dim, l->w->dim, l->w->elt, l->arg);
+}
+
+static void everyRun(const dkv_view *w, bool like_lse, uint8_t *base, run_fn f, void *arg) {
+    run_loop l = {w, base, f, arg};
+    if (like_lse) eachRun(w, true, base, f, arg);
+    else dkv_eachSpan(w->rows, (double)w->rows * (double)(w->heads * w->dim), runSpan, &l);
+}
+
 typedef struct copy_arg {
     const uint8_t *from;
     int64_t elt;
@@ -274,16 +297,33 @@ bool dkv_holdsTensor(const dkv_arena *a, dkv_slot s, const void *want) {
     return c.same;
 }
 
+enum { PAGE = 4096 };
+
+static void paintSpan(int64_t first, int64_t end, int span, void *arg) {
+    const dkv_arena *a = arg;
+    (void)span;
+    end = end * PAGE < a->plan.size ? end * PAGE : a->plan.size;
+    if (first * PAGE < end) paint(a->shadow + first * PAGE, end - first * PAGE, a->pattern);
+}
+
+static void showSpan(int64_t first, int64_t end, int span, void *arg) {
+    const dkv_arena *a = arg;
+    (void)span;
+    end = end * PAGE < a->plan.size ? end * PAGE : a->plan.size;
+    if (first * PAGE < end) memcpy(a->base + first * PAGE, a->shadow + first * PAGE, (size_t)(end - first * PAGE));
+}
+
 void dkv_fillArena(dkv_arena *a, uint16_t pattern, const dkv_inputs *in) {
     const void *from[DKV_SLOT_O] = {in->q, in->k, in->v, in->d_o, in->d_lse, in->sink};
     a->pattern = pattern;
-    paint(a->shadow, a->plan.size, pattern);
+    const int64_t pages = a->plan.size / PAGE + 1;
+    dkv_eachSpan(pages, (double)a->plan.size / 4, paintSpan, a);
     for (int s = 0; s < DKV_SLOT_O; s++) {
         const dkv_view *w = &a->plan.view[s];
         copy_arg c = {from[s], w->elt, true};
-        if (w->present && from[s]) eachRun(w, isLse(s), a->shadow, copyIn, &c);
+        if (w->present && from[s]) everyRun(w, isLse(s), a->shadow, copyIn, &c);
     }
-    memcpy(a->base, a->shadow, (size_t)a->plan.size);
+    dkv_eachSpan(pages, (double)a->plan.size / 4, showSpan, a);
     dkv_poisonWorkspace(a);
 }
 
@@ -315,7 +355,7 @@ void dkv_gatherOutputs(const dkv_arena *a, dualkv_dtype t, int backward, const d
         if (!w->present || !to || (roleOf(s) == DKV_ROLE_BACKWARD) != (backward != 0)) continue;
         bool fp32 = s == DKV_SLOT_LSE || s == DKV_SLOT_DSINK;
         gather_arg g = {to, fp32 ? DUALKV_FP32 : t, w->elt};
-        eachRun(w, isLse(s), a->base, gatherRun, &g);
+        everyRun(w, isLse(s), a->base, gatherRun, &g);
     }
 }
 
@@ -327,9 +367,11 @@ typedef struct poison_arg {
 
 static void poisonRun(uint8_t *at, int64_t index, int64_t n, int64_t stride, void *arg) {
     poison_arg *p = arg;
-    uint32_t want = p->pattern * 0x10001u;
     for (int64_t i = 0; i < n; i++) {
-        if (memcmp(at + i * stride, &want, (size_t)p->elt) != 0) continue;
+        uint16_t x, y;
+        memcpy(&x, at + i * stride, sizeof x);
+        memcpy(&y, at + i * stride + p->elt - 2, sizeof y); /* of two bytes: the same */
+        if (x != p->pattern || y != p->pattern) continue;
         if (p->count++ == 0) p->first = index + i;
     }
 }
@@ -391,7 +433,7 @@ static void checkSlack(const dkv_arena *a, int i, uint8_t *scratch, dkv_damage *
     for (int s = 0; s < DKV_N_SLOTS; s++) {
         const dkv_view *w = &a->plan.view[s];
         poison_arg p = {a->pattern, w->elt, 0, 0};
-        if (w->present && w->block == i) eachRun(w, isLse(s), scratch - b->offset, repaintRun, &p);
+        if (w->present && w->block == i) everyRun(w, isLse(s), scratch - b->offset, repaintRun, &p);
     }
     int64_t n = countDiffering(scratch, a->shadow + b->offset, 0, b->bytes, &first, &last);
     if (n && d->outside == 0)

@@ -9,6 +9,7 @@
 
 #include "../ref/dtype.h"
 #include "remote_arena.h"
+#include "spans.h"
 #include "status.h"
 
 #define CPU_RATE 3e10    /* FLOP/s of a core in the references (README, Measured) */
@@ -111,15 +112,37 @@ static void layOut(dkv_arena_head *h, const dkv_problem *p, const dkv_layout *l,
     h->bytes = end;
 }
 
-static void write_(const dkv_arena_head *h, uint8_t *base, const dkv_problem *p, const dkv_inputs *in, int64_t n_o,
-                   int64_t n_lse, const double *kernel_o, const double *kernel_lse) {
+typedef struct copy_loop {
+    const void *from;
+    void *to;
+    dualkv_dtype dtype; /* of what is encoded */
+} copy_loop;
+
+static void encodeSpan(int64_t first, int64_t end, int span, void *arg) {
+    const copy_loop *c = arg;
+    (void)span;
+    dkv_encodeArray((const double *)c->from + first, c->dtype, (size_t)(end - first),
+                    (uint8_t *)c->to + (size_t)first * dkv_dtypeSize(c->dtype));
+}
+
+static void copySpan(int64_t first, int64_t end, int span, void *arg) {
+    const copy_loop *c = arg;
+    (void)span;
+    memcpy((uint8_t *)c->to + first, (const uint8_t *)c->from + first, (size_t)(end - first));
+}
+
+static void writeQuestion(const dkv_arena_head *h, uint8_t *base, const dkv_problem *p, const dkv_inputs *in,
+                          const int64_t n[DKV_N_OUTPUTS], const double *kernel_o, const double *kernel_lse) {
     const void *const from[DKV_N_INPUTS] = {in->q, in->k, in->v, in->d_o, in->d_lse, in->sink};
     memcpy(base, h, sizeof *h);
     memcpy(base + h->nodes_at, p->nodes, sizeof *p->nodes * (size_t)p->n_nodes);
     for (int i = 0; i < DKV_N_INPUTS; i++)
-        if (h->input_bytes[i]) memcpy(base + h->input_at[i], from[i], (size_t)h->input_bytes[i]);
-    if (h->o_at) dkv_encodeArray(kernel_o, p->dtype, (size_t)n_o, base + h->o_at);
-    if (h->lse_at) dkv_encodeArray(kernel_lse, DUALKV_FP32, (size_t)n_lse, base + h->lse_at);
+        if (h->input_bytes[i])
+            dkv_eachSpan(h->input_bytes[i], (double)h->input_bytes[i] / 4, copySpan,
+                         &(copy_loop){from[i], base + h->input_at[i], p->dtype});
+    if (h->question != DKV_ASK_TWIN) return;
+    dkv_eachSpan(n[DKV_O], (double)n[DKV_O], encodeSpan, &(copy_loop){kernel_o, base + h->o_at, p->dtype});
+    dkv_encodeArray(kernel_lse, DUALKV_FP32, (size_t)n[DKV_LSE], base + h->lse_at);
 }
 
 /* The answer, if it is whole. */
@@ -185,7 +208,7 @@ int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, co
     out->base = base;
     out->bytes = (size_t)h->bytes;
     dkv_countOutputs(l, n);
-    write_(h, base, p, in, n[DKV_O], n[DKV_LSE], kernel_o, kernel_lse);
+    writeQuestion(h, base, p, in, n, kernel_o, kernel_lse);
     pthread_mutex_lock(&r->lock);
     rc = ask(r, fd, h->bytes, workOf(p), out, err);
     pthread_mutex_unlock(&r->lock);

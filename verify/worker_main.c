@@ -142,12 +142,13 @@ static dkv_outcome noDevice(dkv_reply *r) {
  * else. */
 static uint8_t *mapArena(state *s, const dkv_request *q, int fd) {
     const size_t n = (size_t)q->plan.size;
+    const int shared = MAP_SHARED | (n > (size_t)1 << 26 ? MAP_POPULATE : 0); /* all pages at once, where there are many */
     void *taken = MAP_FAILED, *at = MAP_FAILED;
     if (q->move && s->last)
         taken = mmap(s->last, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     else if (s->last)
-        at = mmap(s->last, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
-    if (at == MAP_FAILED) at = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        at = mmap(s->last, n, PROT_READ | PROT_WRITE, shared | MAP_FIXED_NOREPLACE, fd, 0);
+    if (at == MAP_FAILED) at = mmap(NULL, n, PROT_READ | PROT_WRITE, shared, fd, 0);
     if (taken != MAP_FAILED) munmap(taken, n);
     if (at != MAP_FAILED) s->last = at;
     return at;
