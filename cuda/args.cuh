@@ -23,11 +23,18 @@ typedef struct dkv_args {
     int vec; /* all pointers, strides and head dims allow 16-byte accesses */
     /* workspace of backward, fp32 */
     float *delta;         /* [hq, tq] */
-    float *dq_acc;        /* [tq, hq, dqk] */
-    float *dk_acc, *dv_acc; /* [splits, tk, hkv, dqk], [splits, tk, hkv, dv] */
+    float *dq_acc;        /* fp32: [tq, hq, dqk]; 16-bit: [hq, q_pieces] pieces and 64 rows for the rubbish */
+    float *dk_acc, *dv_acc; /* fp32: [splits, tk, hkv, dqk], [.., dv]; 16-bit: [splits, hkv, k_pieces] pieces */
     int splits;
+    int acc_cols; /* 16-bit: columns of a piece, 64, 128 or 256 */
+    int64_t q_pieces, k_pieces;
     DKV_FAULT_FIELD
 } dkv_args;
+
+/* 16-bit gradients are summed in pieces of DKV_PIECE rows x acc_cols columns, counted like virtual tiles, so that a
+ * segment begins with a new piece. Inside, as the accumulators of mma.m16n8k16 lie in registers: for every 8 columns,
+ * lane 0 .. 31, its 4 elements; a warp reads and adds 512 contiguous bytes. */
+#define DKV_PIECE 16
 
 static __device__ __forceinline__ int64_t dkv_virtualTile(const dkv_args &a, int s, int tile_rows, int keys) {
     return (keys ? a.p.segments[s].k_start : a.p.segments[s].q_start) / tile_rows + s;

@@ -1,14 +1,19 @@
-/* backward.cu: fused backward on 16-bit tensor cores. One block owns BN keys of one segment for one KV head, for the whole
- * walk: its own segment's rows, then those of every descendant, times the query heads of the KV head; so dK and dV
- * need no atomics. Five products a pair of tiles:
+/* backward.cu: fused backward on 16-bit tensor cores. One block owns BN keys of one segment for one KV head, for the
+ * whole walk: its own segment's rows, then those of every descendant, times the query heads of the KV head; so dK and
+ * dV need no atomics. Five products a pair of tiles:
  *
- *   S = Q K^T, dP = dO V^T   [BM x BN], 2 x 4 warps        P = exp2(S - LSE), dS = P (dP - delta)  -> shared memory
- *   dV += P^T dO, dK += dS^T Q   [BN x D], in registers     dQ = dS K   [BM x D], added to fp32 memory
+ *   S = Q K^T   dP = dO V^T     [BM x BN], 8 warps 2 x 4: 32 x BN/4 each
+ *   P = exp2(S - LSE), dS = P (dP - delta)  -> shared memory; exponentials between the products of dP
+ *   dQ = dS K                   [BM x D], 2 x 4 (4 x 2 at D = 64); added to fp32 memory between the products of dV
+ *   dV += P^T dO, dK += dS^T Q  [BN x D], 4 x 2 (2 x 4 at BN = 64); in registers
+ *
+ *   plan step n + 2 | wait rows n | load rows n + 1 | S | dP, P | dS | wait P, dS | dQ | dV | dK
  *
  * The tensor core truncates, so dK and dV are folded every DKV_FOLD_TILES tiles into an fp32 sum that rounds to
- * nearest (dk_acc, dv_acc: the owner's own rows, in fixed order). Where there are few key tiles the walk is split; split z
- * takes every splits-th run of DKV_SPLIT_RUN tiles, and the conversion pass adds the splits in order.
- * dQ of the plain kernel is summed by atomics; the repeatable way is query_gradient_kernel, one owner a query tile. */
+ * nearest (dk_acc, dv_acc: the owner's own rows, in fixed order). Where there are few key tiles the walk is split;
+ * split z takes every splits-th run of DKV_SPLIT_RUN tiles, and the conversion pass adds the splits in order.
+ * dQ of the plain kernel is summed by atomics; the repeatable way is query_gradient_kernel, one owner a query tile.
+ * All three lie in memory as pieces (args.cuh). */
 #include "args.cuh"
 #include "launch.h"
 #include "mma.cuh"
@@ -21,6 +26,8 @@ typedef struct dkv_row_walker {
     int t, g, head; /* segment (-1: past the end), its range that holds the tile, query head inside the KV head */
     int r0, lo, hi; /* row tile, span of rows */
     int q_len;      /* of segment t */
+    int limit;      /* keys of the tile inside the range */
+    int64_t q_start;
     int full;       /* rows from here on see the whole tile; -1 where only dkv_walkTile can say */
     int vis, n;     /* as dkv_walker; tiles met so far */
 } dkv_row_walker;
@@ -38,7 +45,8 @@ static __device__ __forceinline__ int first_full_row(const dkv_args &a, const du
 /* First segment from t on, in the subtree of s, that sees offset c0 of s's keys; span of rows set. */
 static __device__ __forceinline__ void row_segment(const dkv_args &a, int s, int c0, int c1, dkv_row_walker &w) {
     for (;; w.t++) {
-        if (w.t >= a.p.n_segments - (FAULT(a, X14) && w.t > s) || (w.t > s && a.p.segments[w.t].depth <= a.p.segments[s].depth)) {
+        int end = a.p.n_segments - (FAULT(a, X14) && w.t > s);
+        if (w.t >= end || (w.t > s && a.p.segments[w.t].depth <= a.p.segments[s].depth)) {
             w.t = -1;
             return;
         }
@@ -50,6 +58,8 @@ static __device__ __forceinline__ void row_segment(const dkv_args &a, int s, int
                 w.lo = (int)lo / BM * BM;
                 w.hi = (int)hi;
                 w.q_len = (int)t.q_len;
+                w.q_start = t.q_start;
+                w.limit = (int)dkv_walkMin(c1 - c0, a.p.ranges[w.g].len - c0);
                 w.full = first_full_row(a, t, a.p.ranges[w.g], c1);
                 if (lo < hi) return;
             }
@@ -83,67 +93,101 @@ static __device__ __forceinline__ dkv_row_walker row_advance(const dkv_args &a, 
     }
 }
 
-/* Adds this warp's part of a [BN x D] product to fp32 memory rows [row0, row0 + rows), or stores it the first time. */
-template <int MT, int NT>
-static __device__ __forceinline__ void fold(const dkv_args &a, float acc[MT][NT][4], float *dst, int64_t stride, int m0,
-                                            int n0, int rows, int d, bool first) {
+/* What the block does in one step. One thread plans it two steps ahead, in shared memory, so that the walk costs no
+ * registers while products run. */
+typedef struct dkv_row_step {
+    int64_t q, d_o, lse, delta, dq; /* offsets of the tile's first row */
+    int vis, rows, limit;           /* vis 0: the walk is over; rows that exist; keys that the rows may see */
+    int t, g, r0, head;             /* segment, range, first row in the segment, query head */
+} dkv_row_step;
+#define RING 4 /* the step that runs, the one being loaded, the one being planned */
+
+/* Plans the step after `last`. */
+template <int BN>
+static __device__ __forceinline__ void plan_step(const dkv_args &a, int s, int c0, int kvh, int split,
+                                                 dkv_row_walker *walker, const dkv_row_step *last, dkv_row_step *step) {
+    if (last && walker->r0 + BM < walker->hi && walker->full >= 0 && a.splits == 1) { /* one tile down, as mostly */
+        int r0 = walker->r0 += BM, rows = walker->q_len - r0 < BM ? walker->q_len - r0 : BM;
+        *step = *last;
+        step->q += BM * a.q_row;
+        step->d_o += BM * a.do_row;
+        step->lse += BM * a.lse_row;
+        step->delta += BM;
+        step->dq += BM * a.acc_cols;
+        step->r0 = r0;
+        step->rows = rows;
+        step->vis = r0 >= walker->full && rows == BM ? 1 : 2;
+        return;
+    }
+    dkv_row_walker w = *walker;
+    w = row_advance<BN>(a, s, c0, split, w);
+    *walker = w;
+    step->vis = step->rows = 0;
+    if (w.t < 0) return;
+    int head = kvh * (a.p.hq / a.p.hkv) + w.head;
+    int64_t row = w.q_start + w.r0, piece = dkv_virtualTile(a, w.t, DKV_PIECE, 0) + w.r0 / DKV_PIECE;
+    step->q = head * a.q_head + row * a.q_row;
+    step->d_o = head * a.do_head + row * a.do_row;
+    step->lse = head * a.lse_head + row * a.lse_row;
+    step->delta = (head - (FAULT(a, Y9) && head > 0)) * a.p.tq + row;
+    step->dq = (head * a.q_pieces + piece) * DKV_PIECE * a.acc_cols;
+    step->vis = w.vis;
+    step->rows = w.q_len - w.r0 < BM ? w.q_len - w.r0 : BM;
+    step->limit = w.limit;
+    step->t = w.t;
+    step->g = w.g;
+    step->r0 = w.r0;
+    step->head = head;
+}
+
+/* Adds this warp's part of a product, from row m0 and column n0 on, to a matrix of pieces, or stores it the first time.
+ * Rows from `rows` on add zero. */
+template <int MT, int NT, int D>
+static __device__ __forceinline__ void fold(const dkv_args &a, float acc[MT][NT][4], float *dst, int m0, int n0,
+                                            int rows, bool first) {
     int lane = threadIdx.x % 32;
+    dst += m0 * D + n0 * DKV_PIECE + lane * 4;
 #pragma unroll
-    for (int i = 0; i < MT; i++)
+    for (int i = 0; i < MT; i++) {
+        int left = rows - m0 - 16 * i;
+        if (left > 0) {
+            bool low = lane / 4 < left, high = lane / 4 + 8 < left;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int r = m0 + 16 * i + lane / 4 + 8 * h;
-            if (r < rows) {
+            for (int j = 0; j < NT; j++) {
+                float4 *p = (float4 *)(dst + 16 * i * D + 8 * j * DKV_PIECE);
+                float4 old = first ? make_float4(0.f, 0.f, 0.f, 0.f) : *p;
+                float sum[4] = {old.x, old.y, old.z, old.w};
 #pragma unroll
-                for (int j = 0; j < NT; j++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        int c = n0 + 8 * j + lane % 4 * 2 + e;
-                        float *p = dst + r * stride + c;
-                        if (c >= d) continue;
-                        float x = first ? acc[i][j][2 * h + e] : *p + acc[i][j][2 * h + e];
-                        *p = PLANT(a, E1, dkv_faultBf16(x), x);
-                    }
+                for (int e = 0; e < 4; e++) {
+                    sum[e] += (e < 2 ? low : high) ? acc[i][j][e] : 0.f;
+                    sum[e] = PLANT(a, E1, dkv_faultBf16(sum[e]), sum[e]);
+                }
+                *p = make_float4(sum[0], sum[1], sum[2], sum[3]);
             }
         }
+    }
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int j = 0; j < NT; j++) acc[i][j][0] = acc[i][j][1] = acc[i][j][2] = acc[i][j][3] = 0.f;
 }
 
-template <int MT, int NT>
-static __device__ __forceinline__ void add_dq(const dkv_args &a, float acc[MT][NT][4], float *dst, int64_t stride, int m0,
-                                              int n0, int rows, int d) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < MT; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int r = m0 + 16 * i + lane / 4 + 8 * h;
-            if (r >= rows) continue;
-#pragma unroll
-            for (int j = 0; j < NT; j++) {
-                int c = n0 + 8 * j + lane % 4 * 2;
-                float *p = dst + r * stride + c;
-                if (FAULT(a, H1)) {
-                    for (int e = 0; e < 2 && c + e < d; e++) p[e] += acc[i][j][2 * h + e];
-                    continue;
-                }
+/* p[0..3] += x[0..3] by atomics. */
+static __device__ __forceinline__ void add4(const dkv_args &a, float *p, const float x[4]) {
+    if (FAULT(a, H1)) {
+        for (int e = 0; e < 4; e++) p[e] += x[e];
+        return;
+    }
 #if __CUDA_ARCH__ >= 900
-                if (d % 2 == 0) {
-                    if (c < d) atomicAdd((float2 *)p, make_float2(acc[i][j][2 * h], acc[i][j][2 * h + 1]));
-                    continue;
-                }
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
+#else
+#pragma unroll
+    for (int e = 0; e < 4; e++) asm volatile("red.global.add.f32 [%0], %1;" ::"l"(p + e), "f"(x[e]));
 #endif
-                if (c < d) atomicAdd(p, acc[i][j][2 * h]);
-                if (c + 1 < d) atomicAdd(p + 1, acc[i][j][2 * h + 1]);
-            }
-        }
 }
 
-/* P and dS of one 16-row by 8 NT piece a warp: s raw products in, P out; dp in, dS (by the natural score of q.k, without
- * scale) out. seen: bit (2 i + h) * 2 NT + 2 j + e. */
+/* P and dS of one 16-row by 8 NT piece a warp: s raw products in, P out; dp in, dS (by the natural score of q.k,
+ * without scale) out. seen: bit (2 i + h) * 2 NT + 2 j + e. */
 template <int MT, int NT, bool PLAIN>
 static __device__ __forceinline__ void score_gradient(const dkv_args &a, float s[MT][NT][4], float dp[MT][NT][4],
                                                       const float lse2[MT][2], const float delta[MT][2], float slope2,
@@ -158,10 +202,10 @@ static __device__ __forceinline__ void score_gradient(const dkv_args &a, float s
                 int h = e / 2;
                 float chain = 1.f, p;
                 if (PLAIN)
-                    p = exp2f(fmaf(s[i][j][e], scale2, -lse2[i][h]));
+                    p = exp2_flushed(fmaf(s[i][j][e], scale2, -lse2[i][h]));
                 else
-                    p = exp2f(dkv_score2(a, s[i][j][e], slope2, ahead + 16 * i + 8 * h - 8 * j - e % 2, &chain) -
-                              lse2[i][h]);
+                    p = exp2_flushed(dkv_score2(a, s[i][j][e], slope2, ahead + 16 * i + 8 * h - 8 * j - e % 2, &chain) -
+                                     lse2[i][h]);
                 float g = p * (dp[i][j][e] - delta[i][h]);
                 if (!PLAIN) g *= chain;
                 if (vis == 2 && !(seen >> ((2 * i + h) * 2 * NT + 2 * j + e % 2) & 1)) p = g = 0.f;
@@ -170,161 +214,214 @@ static __device__ __forceinline__ void score_gradient(const dkv_args &a, float s
             }
 }
 
-template <typename T, int MT, int NT, int PITCH>
-static __device__ __forceinline__ void store_pieces(T *tile, float c[MT][NT][4], int m0, int n0) {
-    int lane = threadIdx.x % 32;
+/* One 16 x 8 accumulator into a swizzled tile. base: of the lane's element for i = j = 0. */
+template <typename T, int PITCH>
+static __device__ __forceinline__ void store_piece(uint32_t base, const float c[4], int i, int j) {
 #pragma unroll
-    for (int i = 0; i < MT; i++)
-#pragma unroll
-        for (int j = 0; j < NT; j++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                *(uint32_t *)(tile + swz<PITCH>(m0 + 16 * i + lane / 4 + 8 * h, n0 + 8 * j + lane % 4 * 2)) =
-                    half_ops<T>::pack(c[i][j][2 * h], c[i][j][2 * h + 1]);
+    for (int h = 0; h < 2; h++)
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"((base ^ (16 * j)) + (16 * i + 8 * h) * PITCH * 2),
+                     "r"(half_ops<T>::pack(c[2 * h], c[2 * h + 1])));
 }
 
-template <typename T, int DQK, int DV, int BN, int STAGES, bool PLAIN, bool DQ>
+template <typename T, int D, int BN, int STAGES> struct backward_smem {
+    T k[BN * D], v[BN * D], q[STAGES][BM * D], d_o[STAGES][BM * D], p[BM * BN], ds[BM * BN];
+    float lse[STAGES][BM], delta[STAGES][BM];
+    dkv_row_step steps[RING];
+    dkv_row_walker walker;
+};
+
+/* Starts the copies of one step's rows: of Q, of dO, of LSE and delta. */
+static __device__ __forceinline__ void load_row_values(const dkv_args &a, float *lse, float *delta,
+                                                       const dkv_row_step &st) {
+    int r = threadIdx.x % BM;
+    const float *src = threadIdx.x < BM ? a.lse + st.lse + r * a.lse_row : a.delta + st.delta + r;
+    if (threadIdx.x < 2 * BM) cp_async4((threadIdx.x < BM ? lse : delta) + r, src, r < st.rows);
+}
+
+template <typename T, int D, int THREADS, typename S>
+static __device__ __forceinline__ void load_rows(const dkv_args &a, S &sm, int stage, const dkv_row_step &st) {
+    load_tile<T, BM, D, THREADS>(sm.q[stage], (const T *)a.q + st.q, a.q_row, 0, st.rows, a.p.dqk, a.vec);
+    load_tile<T, BM, D, THREADS>(sm.d_o[stage], (const T *)a.d_o + st.d_o, a.do_row, 0, st.rows, a.p.dv, a.vec);
+    load_row_values(a, sm.lse[stage], sm.delta[stage], st);
+    cp_async_commit();
+}
+
+template <typename T, int D, int BN, int STAGES, bool PLAIN, bool DQ>
 __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant__ dkv_args a, int64_t tiles) {
-    constexpr int THREADS = 256;
+    constexpr int THREADS = 256, PLANNER = THREADS - 32; /* a thread of a warp that copies no LSE */
     constexpr int SN = BN / 4, SNT = SN / 8;                    /* S, dP: warp tile 32 x BN/4 */
     constexpr int KM = BN == 128 ? 4 : 2, KD = 8 / KM;          /* dK, dV: warp tile 32 x D/KD */
-    constexpr int KNT = DQK / KD / 8, VNT = DV / KD / 8;
-    constexpr int QM = DQK == 64 ? 4 : 2, QD = 8 / QM;          /* dQ: warp tile 64/QM x D/QD */
-    constexpr int QMT = 4 / QM, QNT = DQK / QD / 8;
+    constexpr int KNT = D / KD / 8;
+    constexpr int QM = D == 64 ? 4 : 2, QD = 8 / QM;            /* dQ: warp tile 64/QM x D/QD */
+    constexpr int QMT = 4 / QM, QNT = D / QD / 8;
     extern __shared__ __align__(128) char smem[];
-    T *sk = (T *)smem, *sv = sk + BN * DQK, *sq = sv + BN * DV, *so = sq + STAGES * BM * DQK;
-    T *sp = so + STAGES * BM * DV, *sds = sp + BM * BN;
+    backward_smem<T, D, BN, STAGES> &sm = *(backward_smem<T, D, BN, STAGES> *)smem;
 
     /* heads innermost: the prompt's tiles of all heads, the longest walks, start first */
     int64_t tile, id = blockIdx.x / a.p.hkv % tiles;
-    int kvh = blockIdx.x % a.p.hkv, split = (int)(blockIdx.x / a.p.hkv / tiles), group = a.p.hq / a.p.hkv;
+    int kvh = blockIdx.x % a.p.hkv, split = (int)(blockIdx.x / a.p.hkv / tiles);
     int si = dkv_findSegment(a, id, BN, 1, &tile);
     int64_t k_start = a.p.segments[si].k_start, k_len = a.p.segments[si].k_len;
     if (tile * BN >= k_len) return;
     int c0 = (int)tile * BN, keys = (int)dkv_walkMin(BN, k_len - c0);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int sm0 = warp / 4 * 32, sn0 = warp % 4 * SN, km0 = warp / KD * 32, kd = warp % KD, qm0 = warp / QD * 16 * QMT, qd = warp % QD;
+    int sm0 = warp / 4 * 32, sn0 = warp % 4 * SN, km0 = warp / KD * 32, kn0 = warp % KD * (D / KD);
+    int qm0 = warp / QD * 16 * QMT, qn0 = warp % QD * (D / QD);
+    /* this lane's addresses as operand A or B of the five products, and of P */
+    constexpr uint32_t ROWS = sizeof sm.q[0], DO = sizeof sm.q, V = sizeof sm.k, DS = sizeof sm.p;
+    uint32_t a_q = base_a<D, 0>(sm.q, sm0), b_k = base_b<D, 0>(sm.k, sn0), a_pt = base_a<BN, 1>(sm.p, km0),
+             b_qt = base_b<D, 1>(sm.q, kn0), a_ds = base_a<BN, 0>(sm.ds, qm0), b_kt = base_b<D, 1>(sm.k, qn0),
+             at_p = tile_base<BN>(sm.p, sm0 + lane / 4, sn0) + lane % 4 * 4;
 
-    const T *q = (const T *)a.q, *d_o = (const T *)a.d_o;
-    load_tile<T, BN, DQK, THREADS>(sk, (const T *)a.k + kvh * a.k_head, a.k_row, k_start + c0, k_start + k_len, a.p.dqk,
-                                   a.vec);
-    load_tile<T, BN, DV, THREADS>(sv, (const T *)a.v + kvh * a.v_head, a.v_row, k_start + c0, k_start + k_len, a.p.dv,
-                                  a.vec);
-    float dk[2][KNT][4], dv[2][VNT][4];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-#pragma unroll
-        for (int j = 0; j < KNT; j++) dk[i][j][0] = dk[i][j][1] = dk[i][j][2] = dk[i][j][3] = 0.f;
-#pragma unroll
-        for (int j = 0; j < VNT; j++) dv[i][j][0] = dv[i][j][1] = dv[i][j][2] = dv[i][j][3] = 0.f;
+    load_tile<T, BN, D, THREADS>(sm.k, (const T *)a.k + kvh * a.k_head + (k_start + c0) * a.k_row, a.k_row, 0, keys,
+                                 a.p.dqk, a.vec);
+    load_tile<T, BN, D, THREADS>(sm.v, (const T *)a.v + kvh * a.v_head + (k_start + c0) * a.v_row, a.v_row, 0, keys,
+                                 a.p.dv, a.vec);
+    if (threadIdx.x == PLANNER) {
+        sm.walker = {.t = si - 1, .g = 0, .head = a.p.hq / a.p.hkv - 1};
+        plan_step<BN>(a, si, c0, kvh, split, &sm.walker, NULL, &sm.steps[0]);
+        if (sm.steps[0].vis) plan_step<BN>(a, si, c0, kvh, split, &sm.walker, &sm.steps[0], &sm.steps[1]);
     }
-    float *dk_out = a.dk_acc + (((int64_t)split * a.p.tk + k_start + c0) * a.p.hkv + kvh) * a.p.dqk;
-    float *dv_out = a.dv_acc + (((int64_t)split * a.p.tk + k_start + c0) * a.p.hkv + kvh) * a.p.dv;
-    int64_t dk_stride = (int64_t)a.p.hkv * a.p.dqk, dv_stride = (int64_t)a.p.hkv * a.p.dv;
+    __syncthreads();
+    float dk[2][KNT][4], dv[2][KNT][4];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < KNT; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) dk[i][j][e] = dv[i][j][e] = 0.f;
     bool first = true;
-    int done = 0, since = 0, reach = keys;
-
-    dkv_row_walker w = {si - 1, 0, group - 1, 0, 0, 0, 0, 0, 0, 0};
-    w = row_advance<BN>(a, si, c0, split, w);
-#define LOAD_ROWS(stage)                                                                                              \
+    int since = 0, reach = keys;
+#define FOLD(limit)                                                                                                   \
     do {                                                                                                              \
-        const dualkv_segment &t_ = a.p.segments[w.t];                                                                 \
-        int h_ = kvh * group + w.head;                                                                                \
-        load_tile<T, BM, DQK, THREADS>(sq + (stage) * BM * DQK, q + h_ * a.q_head, a.q_row, t_.q_start + w.r0,        \
-                                       t_.q_start + t_.q_len, a.p.dqk, a.vec);                                        \
-        load_tile<T, BM, DV, THREADS>(so + (stage) * BM * DV, d_o + h_ * a.do_head, a.do_row, t_.q_start + w.r0,      \
-                                      t_.q_start + t_.q_len, a.p.dv, a.vec);                                          \
+        int64_t at_ = (((int64_t)split * a.p.hkv + kvh) * a.k_pieces + dkv_virtualTile(a, si, DKV_PIECE, 1) +         \
+                       c0 / DKV_PIECE) * DKV_PIECE * D;                                                               \
+        fold<2, KNT, D>(a, dk, a.dk_acc + at_, km0, kn0, reach, first);                                               \
+        fold<2, KNT, D>(a, dv, a.dv_acc + at_, km0, kn0, reach, first);                                               \
+        first = FAULT(a, H5);                                                                                         \
+        since = 0;                                                                                                    \
+        reach = limit;                                                                                                \
     } while (0)
-    if (w.t >= 0) LOAD_ROWS(0);
-    cp_async_commit();
-    while (w.t >= 0) {
-        const dualkv_segment &t = a.p.segments[w.t];
-        int r0 = w.r0, vis = w.vis, rows = w.q_len - r0 < BM ? w.q_len - r0 : BM, head = kvh * group + w.head, g = w.g;
-        int ti = w.t, stage = done % STAGES;
-        int64_t row0 = t.q_start + r0;
-        float lse2[2][2], delta[2][2];
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                int r = sm0 + 16 * i + lane / 4 + 8 * h;
-                bool ok = r < rows;
-                lse2[i][h] = ok ? a.lse[head * a.lse_head + (row0 + r) * a.lse_row] * DKV_LOG2E : 0.f;
-                delta[i][h] = ok ? a.delta[(head - (FAULT(a, Y9) && head > 0)) * a.p.tq + row0 + r] : 0.f;
-            }
-        w = row_advance<BN>(a, si, c0, split, w);
+
+    if (sm.steps[0].vis) load_rows<T, D, THREADS>(a, sm, 0, sm.steps[0]);
+    for (int n = 0;; n++) {
+        const dkv_row_step &st = sm.steps[n % RING], &next = sm.steps[(n + 1) % RING];
+        int vis = st.vis, stage = n % STAGES;
+        if (!vis) break;
         cp_async_wait<0>();
         __syncthreads();
-        if (STAGES == 2 && w.t >= 0) {
-            LOAD_ROWS(stage ^ 1);
-            cp_async_commit();
+        if (threadIdx.x == PLANNER && next.vis)
+            plan_step<BN>(a, si, c0, kvh, split, &sm.walker, &next, &sm.steps[(n + 2) % RING]);
+        uint32_t mine = ~0u; /* lane l: which of this warp's keys row sm0 + l sees */
+        if (vis == 2) {
+            int r = sm0 + lane;
+            mine = 0;
+            if (r < st.rows)
+                mine = (uint32_t)dkv_rowBits(a, a.p.segments[st.t], st.g, st.r0 + r + FAULT(a, Z3), c0 + sn0);
         }
-        const T *tq = sq + stage * BM * DQK, *to = so + stage * BM * DV;
         {
-            float s[2][SNT][4], dp[2][SNT][4];
+            float s[2][SNT][4], dp[2][SNT][4], lse2[2][2], delta[2][2];
+            const float *row_lse = sm.lse[stage] + sm0 + lane / 4, *row_delta = sm.delta[stage] + sm0 + lane / 4;
+            if (STAGES == 2 && a.vec) {
+                /* the next step's copies between the products of S; after the last step they read nothing */
+                int to = stage ^ 1, rows = next.rows;
+                tile_mma_at<T, 2, SNT, D, 0, 0, D, D, true>(s, a_q + stage * ROWS, b_k, [&](int t, int steps) {
+                    if (t == steps / 8)
+                        load_tile_fast<T, BM, D, THREADS>(sm.q[to], (const T *)a.q + next.q, a.q_row, rows, a.p.dqk);
+                    if (t == steps / 4)
+                        load_tile_fast<T, BM, D, THREADS>(sm.d_o[to], (const T *)a.d_o + next.d_o, a.do_row, rows,
+                                                          a.p.dv);
+                    if (t == steps / 2) load_row_values(a, sm.lse[to], sm.delta[to], next);
+                });
+                cp_async_commit();
+            } else {
+                if (STAGES == 2) load_rows<T, D, THREADS>(a, sm, stage ^ 1, next);
+                tile_mma_at<T, 2, SNT, D, 0, 0, D, D, true>(s, a_q + stage * ROWS, b_k);
+            }
 #pragma unroll
-            for (int i = 0; i < 2; i++)
+            for (int i = 0; i < 4; i++) lse2[i / 2][i % 2] = row_lse[8 * i] * DKV_LOG2E;
+            if (PLAIN && vis == 1) {
+                float scale2 = a.p.scale * DKV_LOG2E;
+                /* exponentials between the products of dP */
+                uint32_t a_do = a_q + DO + stage * ROWS;
+                tile_mma_at<T, 2, SNT, D, 0, 0, D, D, true>(dp, a_do, b_k + V, [&](int t, int steps) {
 #pragma unroll
-                for (int j = 0; j < SNT; j++)
+                    for (int n = t * 2 * SNT / steps; n < (t + 1) * 2 * SNT / steps; n++) {
+                        int i = n / SNT, j = n % SNT;
 #pragma unroll
-                    for (int e = 0; e < 4; e++) s[i][j][e] = dp[i][j][e] = 0.f;
-            tile_mma<T, 2, SNT, DQK, 0, 0, DQK, DQK>(s, tq, sm0, sk, sn0);
-            tile_mma<T, 2, SNT, DV, 0, 0, DV, DV>(dp, to, sm0, sv, sn0);
-            uint32_t seen = ~0u;
-            if (vis == 2) {
-                seen = 0;
-                const dualkv_segment &seg = a.p.segments[ti];
+                        for (int e = 0; e < 4; e++)
+                            s[i][j][e] = exp2_flushed(fmaf(s[i][j][e], scale2, -lse2[i][e / 2]));
+                        store_piece<T, BN>(at_p, s[i][j], i, j);
+                    }
+                });
+                asm volatile("" ::: "memory"); /* delta only now: registers are short */
+#pragma unroll
+                for (int i = 0; i < 4; i++) delta[i / 2][i % 2] = row_delta[8 * i];
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+#pragma unroll
+                    for (int j = 0; j < SNT; j++) {
+#pragma unroll
+                        for (int e = 0; e < 4; e++) dp[i][j][e] = s[i][j][e] * (dp[i][j][e] - delta[i][e / 2]);
+                        store_piece<T, BN>(at_p + DS, dp[i][j], i, j);
+                    }
+            } else {
+                tile_mma_at<T, 2, SNT, D, 0, 0, D, D, true>(dp, a_q + DO + stage * ROWS, b_k + V);
+#pragma unroll
+                for (int i = 0; i < 4; i++) delta[i / 2][i % 2] = row_delta[8 * i];
+                uint32_t seen = 0;
 #pragma unroll
                 for (int ih = 0; ih < 4; ih++) {
-                    int r = sm0 + 16 * (ih / 2) + lane / 4 + 8 * (ih % 2);
-                    uint64_t bits = r < rows ? dkv_rowBits(a, seg, g, r0 + r + FAULT(a, Z3), c0 + sn0) >> (lane % 4 * 2) : 0;
+                    uint32_t bits = __shfl_sync(~0u, mine, 8 * ih + lane / 4) >> (lane % 4 * 2);
 #pragma unroll
-                    for (int j = 0; j < SNT; j++)
-                        seen |= (uint32_t)(bits >> (8 * j) & 3) << (ih * 2 * SNT + 2 * j);
+                    for (int j = 0; j < SNT; j++) seen |= (bits >> (8 * j) & 3) << (ih * 2 * SNT + 2 * j);
                 }
+                int64_t ahead = PLAIN ? 0
+                                      : a.p.segments[st.t].context + st.r0 + sm0 + lane / 4 - a.p.ranges[st.g].pos -
+                                            c0 - sn0 - lane % 4 * 2;
+                score_gradient<2, SNT, PLAIN>(a, s, dp, lse2, delta, a.p.alibi ? a.slopes[st.head] * DKV_LOG2E : 0.f,
+                                              ahead, vis, seen);
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+#pragma unroll
+                    for (int j = 0; j < SNT; j++) {
+                        store_piece<T, BN>(at_p, s[i][j], i, j);
+                        store_piece<T, BN>(at_p + DS, dp[i][j], i, j);
+                    }
             }
-            int64_t ahead = PLAIN ? 0
-                                  : a.p.segments[ti].context + r0 + sm0 + lane / 4 - a.p.ranges[g].pos - c0 - sn0 -
-                                        lane % 4 * 2;
-            score_gradient<2, SNT, PLAIN>(a, s, dp, lse2, delta, a.p.alibi ? a.slopes[head] * DKV_LOG2E : 0.f, ahead, vis,
-                                          seen);
-            store_pieces<T, 2, SNT, BN>(sp, s, sm0, sn0);
-            store_pieces<T, 2, SNT, BN>(sds, dp, sm0, sn0);
         }
         if (!FAULT(a, H2)) __syncthreads();
         /* What sees only part of this tile must not reach its other keys: 0 times an infinite q would be NaN there. */
-        int limit = vis == 1 ? keys : (int)dkv_walkMin(keys, a.p.ranges[g].len - c0);
-        if (since == DKV_FOLD_TILES || limit != reach) {
-            fold<2, KNT>(a, dk, dk_out, dk_stride, km0, kd * (DQK / KD), reach, a.p.dqk, first);
-            fold<2, VNT>(a, dv, dv_out, dv_stride, km0, kd * (DV / KD), reach, a.p.dv, first);
-            first = FAULT(a, H5);
-            since = 0;
-            reach = limit;
-        }
+        if (since == DKV_FOLD_TILES || st.limit != reach) FOLD(st.limit);
         since++;
-        tile_mma<T, 2, VNT, BM, 1, 1, BN, DV>(dv, sp, km0, to, kd * (DV / KD));
-        tile_mma<T, 2, KNT, BM, 1, 1, BN, DQK>(dk, sds, km0, tq, kd * (DQK / KD));
         if (DQ) {
             float dq[QMT][QNT][4];
+            /* Pieces that do not exist go where nobody looks: no branch between the products, and 0 times an infinite k
+             * is NaN. */
+            float *out[QMT];
 #pragma unroll
             for (int i = 0; i < QMT; i++)
+                out[i] = a.dq_acc + (qm0 + 16 * i < st.rows ? st.dq : a.p.hq * a.q_pieces * DKV_PIECE * D) +
+                         (qm0 + 16 * i) * D + qn0 * DKV_PIECE + lane * 4;
+            tile_mma_at<T, QMT, QNT, BN, 0, 1, BN, D, true>(dq, a_ds, b_kt);
+            /* its atomics between the products of dV */
+            tile_mma_at<T, 2, KNT, BM, 1, 1, BN, D>(dv, a_pt, b_qt + DO + stage * ROWS, [&](int t, int steps) {
 #pragma unroll
-                for (int j = 0; j < QNT; j++) dq[i][j][0] = dq[i][j][1] = dq[i][j][2] = dq[i][j][3] = 0.f;
-            tile_mma<T, QMT, QNT, BN, 0, 1, BN, DQK>(dq, sds, qm0, sk, qd * (DQK / QD));
-            add_dq<QMT, QNT>(a, dq, a.dq_acc + (row0 * a.p.hq + head) * a.p.dqk, (int64_t)a.p.hq * a.p.dqk, qm0,
-                             qd * (DQK / QD), rows, a.p.dqk);
+                for (int n = t * QMT * QNT / steps; n < (t + 1) * QMT * QNT / steps; n++)
+                    add4(a, out[n / QNT] + n % QNT * 8 * DKV_PIECE, dq[n / QNT][n % QNT]);
+            });
+        } else {
+            tile_mma_at<T, 2, KNT, BM, 1, 1, BN, D>(dv, a_pt, b_qt + DO + stage * ROWS);
         }
-        done++;
+        tile_mma_at<T, 2, KNT, BM, 1, 1, BN, D>(dk, a_pt + DS, b_qt + stage * ROWS);
         if (STAGES == 1) {
             __syncthreads();
-            if (w.t >= 0) LOAD_ROWS(0);
-            cp_async_commit();
+            if (next.vis) load_rows<T, D, THREADS>(a, sm, 0, next);
         }
     }
     cp_async_wait<0>();
-    fold<2, KNT>(a, dk, dk_out, dk_stride, km0, kd * (DQK / KD), reach, a.p.dqk, first);
-    fold<2, VNT>(a, dv, dv_out, dv_stride, km0, kd * (DV / KD), reach, a.p.dv, first);
-#undef LOAD_ROWS
+    FOLD(0);
+#undef FOLD
 }
 
 /* dQ, one owner a block of 16 WARPS rows: walks the keys as forward does; S, dP and dS stay in registers. */
@@ -336,7 +433,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     T *sq = (T *)smem, *so = sq + ROWS * D, *sk = so + ROWS * D, *sv = sk + BN * D;
     int64_t tile, id = tiles - 1 - (int64_t)(blockIdx.x % tiles);
     int head = (int)(blockIdx.x / tiles), kvh = head / (a.p.hq / a.p.hkv);
-    const dualkv_segment s = a.p.segments[dkv_findSegment(a, id, ROWS, 0, &tile)];
+    int si = dkv_findSegment(a, id, ROWS, 0, &tile);
+    const dualkv_segment s = a.p.segments[si];
     if (tile * ROWS >= s.q_len) return;
     int r0 = (int)tile * ROWS, r1 = (int)dkv_walkMin(r0 + ROWS, s.q_len);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m0 = 16 * warp;
@@ -390,20 +488,28 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         }
         tile_mma_reg<T, 1, D / 8, BN, D>(dq, f, sk);
     }
-    fold<1, D / 8>(a, dq, a.dq_acc + ((s.q_start + r0) * a.p.hq + head) * a.p.dqk, (int64_t)a.p.hq * a.p.dqk, m0, 0, r1 - r0,
-                   a.p.dqk, true);
+    int64_t piece = head * a.q_pieces + dkv_virtualTile(a, si, DKV_PIECE, 0) + r0 / DKV_PIECE;
+    fold<1, D / 8, D>(a, dq, a.dq_acc + piece * DKV_PIECE * D, m0, 0, r1 - r0, true);
 }
 
-template <typename T, int DQK, int DV, int BN, int STAGES, bool PLAIN, bool DQ>
+template <typename T, int D, int BN, int STAGES, bool PLAIN, bool DQ>
 static cudaError_t backward_start(const dkv_args &a, cudaStream_t stream) {
-    size_t smem = sizeof(T) * (BN * DQK + BN * DV + STAGES * BM * (DQK + DV) + 2 * BM * BN);
+    size_t smem = sizeof(backward_smem<T, D, BN, STAGES>);
     int64_t tiles = dkv_virtualTiles(&a.p, BN, 1);
-    cudaError_t e = cudaFuncSetAttribute(backward_kernel<T, DQK, DV, BN, STAGES, PLAIN, DQ>,
+    cudaError_t e = cudaFuncSetAttribute(backward_kernel<T, D, BN, STAGES, PLAIN, DQ>,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
     if (e != cudaSuccess) return e;
-    backward_kernel<T, DQK, DV, BN, STAGES, PLAIN, DQ>
-        <<<(unsigned)(tiles * a.p.hkv * a.splits), 256, smem, stream>>>(a, tiles);
+    unsigned blocks = (unsigned)(tiles * a.p.hkv * a.splits);
+    backward_kernel<T, D, BN, STAGES, PLAIN, DQ><<<blocks, 256, smem, stream>>>(a, tiles);
     return cudaGetLastError();
+}
+
+size_t dkv_cudaBackwardShared(const dualkv_problem *p) {
+    switch (dkv_cudaHeadDim(p)) {
+    case 64: return sizeof(backward_smem<__half, 64, 128, 2>);
+    case 128: return sizeof(backward_smem<__half, 128, 128, 2>);
+    default: return sizeof(backward_smem<__half, 256, 64, 1>);
+    }
 }
 
 static bool plain_scores(const dkv_args &a) { return a.p.softcap <= 0.f && !a.p.alibi; }
@@ -411,18 +517,19 @@ static bool plain_scores(const dkv_args &a) { return a.p.softcap <= 0.f && !a.p.
 template <typename T, int D, int BN, int STAGES>
 static cudaError_t backward_launch(const dkv_args &a, int det, cudaStream_t stream) {
     if (plain_scores(a))
-        return det ? backward_start<T, D, D, BN, STAGES, true, false>(a, stream)
-                   : backward_start<T, D, D, BN, STAGES, true, true>(a, stream);
-    return det ? backward_start<T, D, D, BN, STAGES, false, false>(a, stream)
-               : backward_start<T, D, D, BN, STAGES, false, true>(a, stream);
+        return det ? backward_start<T, D, BN, STAGES, true, false>(a, stream)
+                   : backward_start<T, D, BN, STAGES, true, true>(a, stream);
+    return det ? backward_start<T, D, BN, STAGES, false, false>(a, stream)
+               : backward_start<T, D, BN, STAGES, false, true>(a, stream);
 }
 
 /* Tile sizes: at 256 the accumulators of dK and dV fill the registers at 64 keys, and shared memory holds one stage. */
 template <typename T> static cudaError_t backward_dims(const dkv_args &a, int det, cudaStream_t stream) {
-    int d = a.p.dqk > a.p.dv ? a.p.dqk : a.p.dv;
-    if (d <= 64) return backward_launch<T, 64, 128, 2>(a, det, stream);
-    if (d <= 128) return backward_launch<T, 128, 128, 2>(a, det, stream);
-    return backward_launch<T, 256, 64, 1>(a, det, stream);
+    switch (a.acc_cols) {
+    case 64: return backward_launch<T, 64, 128, 2>(a, det, stream);
+    case 128: return backward_launch<T, 128, 128, 2>(a, det, stream);
+    default: return backward_launch<T, 256, 64, 1>(a, det, stream);
+    }
 }
 
 cudaError_t dkv_cudaBackward16(const dkv_args *a, int det, cudaStream_t stream) {
@@ -431,7 +538,12 @@ cudaError_t dkv_cudaBackward16(const dkv_args *a, int det, cudaStream_t stream) 
                                      : backward_dims<__half>(*a, det, stream);
 }
 
-int dkv_cudaKeyRows(const dualkv_problem *p) { return p->dqk > 128 || p->dv > 128 ? 64 : 128; }
+int dkv_cudaHeadDim(const dualkv_problem *p) {
+    int d = p->dqk > p->dv ? p->dqk : p->dv;
+    return d <= 64 ? 64 : d <= 128 ? 128 : 256;
+}
+
+int dkv_cudaKeyRows(const dualkv_problem *p) { return dkv_cudaHeadDim(p) == 256 ? 64 : 128; }
 
 template <typename T, int D, int WARPS, bool PLAIN>
 static cudaError_t query_start(const dkv_args &a, cudaStream_t stream) {
@@ -449,10 +561,11 @@ template <typename T, int D, int WARPS> static cudaError_t query_launch(const dk
 }
 
 template <typename T> static cudaError_t query_dims(const dkv_args &a, cudaStream_t stream) {
-    int d = a.p.dqk > a.p.dv ? a.p.dqk : a.p.dv;
-    if (d <= 64) return query_launch<T, 64, 8>(a, stream);
-    if (d <= 128) return query_launch<T, 128, 8>(a, stream);
-    return query_launch<T, 256, 4>(a, stream);
+    switch (a.acc_cols) {
+    case 64: return query_launch<T, 64, 8>(a, stream);
+    case 128: return query_launch<T, 128, 8>(a, stream);
+    default: return query_launch<T, 256, 4>(a, stream);
+    }
 }
 
 cudaError_t dkv_cudaQueryGradient16(const dkv_args *a, cudaStream_t stream) {

@@ -10,7 +10,6 @@
 #define PASS_BLOCKS 65535 /* blocks at most; each takes every PASS_BLOCKS-th row */
 
 template <typename T> static __device__ __forceinline__ float load_as_float(const T *p) { return (float)*p; }
-static __device__ __forceinline__ void store_rounded(float *p, float x) { *p = x; }
 static __device__ __forceinline__ void store_rounded(__nv_bfloat16 *p, float x) {
     *p = __float2bfloat16_rn(x);
 }
@@ -65,11 +64,10 @@ template <typename T> static cudaError_t delta_launch(const dkv_args &a, cudaStr
     return cudaGetLastError();
 }
 
-cudaError_t dkv_cudaDelta(const dkv_args *a, int clear, cudaStream_t stream) {
+cudaError_t dkv_cudaDelta(const dkv_args *a, size_t clear, cudaStream_t stream) {
     if (a->p.tq == 0) return cudaSuccess;
     if (clear && !FAULT(*a, Z4)) {
-        size_t bytes = sizeof(float) * (size_t)a->p.tq * (size_t)a->p.hq * (size_t)a->p.dqk;
-        cudaError_t e = cudaMemsetAsync(a->dq_acc, 0, bytes, stream);
+        cudaError_t e = cudaMemsetAsync(a->dq_acc, 0, clear, stream);
         if (e != cudaSuccess) return e;
     }
     switch (a->p.dtype) {
@@ -79,62 +77,86 @@ cudaError_t dkv_cudaDelta(const dkv_args *a, int clear, cudaStream_t stream) {
     }
 }
 
-/* out[t][h][c] = round(factor * sum over splits, in order, of acc[split][t][h][c]); W columns a thread. */
-template <typename T, int W>
+/* fp32: out[t][h][c] = factor * sum over splits, in order, of acc[split][t][h][c]. */
 __global__ void __launch_bounds__(PASS_THREADS)
-    convert_kernel(const float *acc, int splits, float factor, T *out, int64_t row, int64_t head,
-                   int64_t rows, int heads, int d) {
-    int width = heads * d, n = width / W;
+    scale_kernel(const float *acc, int splits, float factor, float *out, int64_t row, int64_t head, int64_t rows,
+                 int heads, int d) {
+    int width = heads * d;
     for (int64_t t = blockIdx.x; t < rows; t += gridDim.x)
-        for (int i = threadIdx.x; i < n; i += PASS_THREADS) {
-            int h = i * W / d, c = i * W % d;
-            float x[W];
-#pragma unroll
-            for (int e = 0; e < W; e++) x[e] = 0.f;
-            for (int z = 0; z < splits; z++) {
-                const float *src = acc + (z * rows + t) * width + i * W;
-                if (W == 4) {
-                    float4 y = *(const float4 *)src;
-                    x[0] += y.x, x[1] += y.y, x[2] += y.z, x[3] += y.w;
-                } else {
-                    x[0] += *src;
-                }
-            }
-            alignas(16) T y[W];
-#pragma unroll
-            for (int e = 0; e < W; e++) store_rounded(y + e, x[e] * factor);
-            T *dst = out + t * row + h * head + c;
-            if (W == 4 && sizeof(T) == 4)
-                *(uint4 *)dst = *(const uint4 *)y;
-            else if (W == 4)
-                *(uint2 *)dst = *(const uint2 *)y;
-            else
-                *dst = y[0];
+        for (int i = threadIdx.x; i < width; i += PASS_THREADS) {
+            float sum = 0.f;
+            for (int z = 0; z < splits; z++) sum += acc[(z * rows + t) * width + i];
+            out[t * row + i / d * head + i % d] = sum * factor;
         }
 }
 
-template <typename T>
-static cudaError_t convert_one(const dkv_args &a, const float *acc, int splits, float factor, void *out,
-                               int64_t row, int64_t head, int64_t rows, int heads, int d,
-                               cudaStream_t stream) {
+/* 16-bit: the same from pieces (args.cuh), one piece of all heads a block. Lanes 2 r and 2 r + 1 take row r of 16
+ * columns, 8 each. KEYS: rows are keys. */
+template <typename T, bool KEYS>
+__global__ void __launch_bounds__(PASS_THREADS)
+    convert_kernel(const __grid_constant__ dkv_args a, const float *acc, int splits, float factor, T *out, int64_t row,
+                   int64_t head, int heads, int d) {
+    int64_t pieces = KEYS ? a.k_pieces : a.q_pieces, size = (int64_t)DKV_PIECE * a.acc_cols, tile;
+    int lane = threadIdx.x % 32, r = lane / 2, pairs = (d + 15) / 16;
+    for (int64_t id = blockIdx.x; id < pieces; id += gridDim.x) {
+        const dualkv_segment &s = a.p.segments[dkv_findSegment(a, id, DKV_PIECE, KEYS, &tile)];
+        int64_t start = KEYS ? s.k_start : s.q_start, len = KEYS ? s.k_len : s.q_len, t = tile * DKV_PIECE + r;
+        for (int i = threadIdx.x / 32; i < heads * pairs; i += PASS_THREADS / 32) {
+            int h = i / pairs, c = (i % pairs * 2 + lane % 2) * 8;
+            if (t >= len || c >= d) continue;
+            float x[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
+            for (int z = 0; z < splits; z++) {
+                const float *src = acc + (((int64_t)z * heads + h) * pieces + id) * size + c * DKV_PIECE +
+                                   r % 8 * 16 + r / 8 * 2;
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    float2 y = *(const float2 *)(src + 4 * e);
+                    x[2 * e] += y.x;
+                    x[2 * e + 1] += y.y;
+                }
+            }
+            alignas(16) T y[8];
+#pragma unroll
+            for (int e = 0; e < 8; e++) store_rounded(y + e, x[e] * factor);
+            T *dst = out + (start + t) * row + h * head + c;
+            if (a.vec)
+                *(uint4 *)dst = *(const uint4 *)y;
+            else
+                for (int e = 0; e < 8 && c + e < d; e++) dst[e] = y[e];
+        }
+    }
+}
+
+static cudaError_t scale_one(const float *acc, int splits, float factor, void *out, int64_t row, int64_t head,
+                             int64_t rows, int heads, int d, cudaStream_t stream) {
     if (rows == 0) return cudaSuccess;
-    if (a.vec) /* d is a multiple of 4 */
-        convert_kernel<T, 4><<<pass_blocks(rows), PASS_THREADS, 0, stream>>>(acc, splits, factor, (T *)out,
-                                                                             row, head, rows, heads, d);
-    else
-        convert_kernel<T, 1><<<pass_blocks(rows), PASS_THREADS, 0, stream>>>(acc, splits, factor, (T *)out,
-                                                                             row, head, rows, heads, d);
+    scale_kernel<<<pass_blocks(rows), PASS_THREADS, 0, stream>>>(acc, splits, factor, (float *)out, row, head, rows,
+                                                                 heads, d);
     return cudaGetLastError();
+}
+
+static cudaError_t scale_all(const dkv_args &a, cudaStream_t s) {
+    const dualkv_problem &p = a.p;
+    float factor = PLANT(a, Z5, 1.f, p.scale);
+    cudaError_t e = scale_one(a.dq_acc, 1, factor, a.dq, a.dq_row, a.dq_head, p.tq, p.hq, p.dqk, s);
+    if (e == cudaSuccess)
+        e = scale_one(a.dk_acc, a.splits, p.scale, a.dk, a.dk_row, a.dk_head, p.tk, p.hkv, p.dqk, s);
+    if (e == cudaSuccess) e = scale_one(a.dv_acc, a.splits, 1.f, a.dv, a.dv_row, a.dv_head, p.tk, p.hkv, p.dv, s);
+    return e;
 }
 
 template <typename T> static cudaError_t convert_all(const dkv_args &a, cudaStream_t s) {
     const dualkv_problem &p = a.p;
-    cudaError_t e = convert_one<T>(a, a.dq_acc, 1, PLANT(a, Z5, 1.f, p.scale), a.dq, a.dq_row, a.dq_head, p.tq, p.hq, p.dqk, s);
-    if (e == cudaSuccess)
-        e = convert_one<T>(a, a.dk_acc, a.splits, p.scale, a.dk, a.dk_row, a.dk_head, p.tk, p.hkv, p.dqk, s);
-    if (e == cudaSuccess)
-        e = convert_one<T>(a, a.dv_acc, a.splits, 1.f, a.dv, a.dv_row, a.dv_head, p.tk, p.hkv, p.dv, s);
-    return e;
+    if (p.tq > 0)
+        convert_kernel<T, false><<<pass_blocks(a.q_pieces), PASS_THREADS, 0, s>>>(
+            a, a.dq_acc, 1, PLANT(a, Z5, 1.f, p.scale), (T *)a.dq, a.dq_row, a.dq_head, p.hq, p.dqk);
+    if (p.tk > 0) {
+        convert_kernel<T, true><<<pass_blocks(a.k_pieces), PASS_THREADS, 0, s>>>(
+            a, a.dk_acc, a.splits, p.scale, (T *)a.dk, a.dk_row, a.dk_head, p.hkv, p.dqk);
+        convert_kernel<T, true><<<pass_blocks(a.k_pieces), PASS_THREADS, 0, s>>>(
+            a, a.dv_acc, a.splits, 1.f, (T *)a.dv, a.dv_row, a.dv_head, p.hkv, p.dv);
+    }
+    return cudaGetLastError();
 }
 
 /* dSink_h = -sum_i exp(sink_h - LSE_i) delta_i, one block a head: chains of 64 rows, then of those sums, then
@@ -165,7 +187,7 @@ __global__ void __launch_bounds__(SINK_THREADS) sink_kernel(const __grid_constan
 cudaError_t dkv_cudaConvert(const dkv_args *a, cudaStream_t stream) {
     cudaError_t e = a->p.dtype == DUALKV_BF16   ? convert_all<__nv_bfloat16>(*a, stream)
                     : a->p.dtype == DUALKV_FP16 ? convert_all<__half>(*a, stream)
-                                                : convert_all<float>(*a, stream);
+                                                : scale_all(*a, stream);
     if (e != cudaSuccess || !a->p.sink || !a->dsink) return e;
     sink_kernel<<<(unsigned)a->p.hq, SINK_THREADS, 0, stream>>>(*a);
     return cudaGetLastError();

@@ -59,24 +59,28 @@ static int count_splits(const dualkv_problem *p) {
         total += rows * p->hkv * (double)((s->k_len + key_rows(p) - 1) / key_rows(p));
     }
     double part = total / MULTIPROCESSORS / 2;
-    if (longest <= DKV_FOLD_TILES * 64 || longest <= part) return 1;
-    double splits = longest / (part > DKV_FOLD_TILES * 64 ? part : DKV_FOLD_TILES * 64);
+    if (longest <= DKV_SPLIT_ROWS || longest <= part) return 1;
+    double splits = longest / (part > DKV_SPLIT_ROWS ? part : DKV_SPLIT_ROWS);
     return splits >= SPLITS_MAX ? SPLITS_MAX : (int)splits + 1;
 }
 
 /* Workspace of backward: where each part begins, in bytes. 0, or 1 where it would not fit 63 bits. */
 enum { DELTA, DQ_ACC, DK_ACC, DV_ACC, PARTS };
 static int lay_out(const dualkv_problem *p, int splits, int64_t begin[PARTS + 1]) {
+    int plain = p->dtype == DUALKV_FP32, cols = dkv_cudaHeadDim(p);
+    int64_t q_rows = plain ? p->tq : dkv_virtualTiles(p, DKV_PIECE, 0) * DKV_PIECE,
+            k_rows = plain ? p->tk : dkv_virtualTiles(p, DKV_PIECE, 1) * DKV_PIECE;
     const int64_t factors[PARTS][4] = {{p->hq, p->tq, 1, 1},
-                                       {p->tq, p->hq, p->dqk, 1},
-                                       {splits, p->tk, p->hkv, p->dqk},
-                                       {splits, p->tk, p->hkv, p->dv}};
+                                       {q_rows, p->hq, plain ? p->dqk : cols, 1},
+                                       {splits, k_rows, p->hkv, plain ? p->dqk : cols},
+                                       {splits, k_rows, p->hkv, plain ? p->dv : cols}};
     begin[0] = 0;
     for (int i = 0; i < PARTS; i++) {
         int64_t n = sizeof(float);
         for (int j = 0; j < 4; j++)
             if (__builtin_mul_overflow(n, factors[i][j], &n)) return 1;
-        if (__builtin_add_overflow(n, begin[i] + ALIGN_BYTES - 1, &n)) return 1;
+        int64_t more = i == DQ_ACC ? 64 * cols * (int64_t)sizeof(float) : 0;
+        if (__builtin_add_overflow(n, begin[i] + more + ALIGN_BYTES - 1, &n)) return 1;
         begin[i + 1] = n / ALIGN_BYTES * ALIGN_BYTES;
     }
     return 0;
@@ -108,6 +112,14 @@ static const char *plugin_refuses(void *handle, const dualkv_problem *p) {
         return why;
     }
     if (p->grad && lay_out(p, (int)splits, begin)) return "workspace of more than 2^63 bytes";
+    int device, shared;
+    if (p->grad && p->dtype != DUALKV_FP32 && cudaGetDevice(&device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess &&
+        (size_t)shared < dkv_cudaBackwardShared(p)) {
+        snprintf(why, n, "backward needs %zu bytes of shared memory a block, this device has %d",
+                 dkv_cudaBackwardShared(p), shared);
+        return why;
+    }
     return NULL;
 }
 
@@ -131,12 +143,12 @@ static void plugin_arithmetic(void *handle, const dualkv_problem *p, dualkv_arit
     a->exp_error = simple ? 0x1p-23 : 0x1p-22; /* expf 1 ulp, exp2f 2 */
     a->log_error = 0x1p-23;
     a->tanh_error = 0x1p-22;
-    a->acc_fold_dkv = DKV_FOLD_TILES * 64 / a->acc_step;
+    a->acc_fold_dkv = simple ? DKV_FOLD32_TILES * DKV_KEY_TILE : DKV_FOLD_TILES * 64 / a->acc_step;
     /* dQ: plain 16-bit adds a partial a key tile of the backward kernel by atomics, which flush subnormals in
      * global memory (PTX, atom.add.f32); det: one chain. */
     a->flushes = !simple && p->grad && !((const instance *)handle)->det;
     if (simple)
-        a->acc_fold_dq = DKV_FOLD_TILES * DKV_KEY_TILE;
+        a->acc_fold_dq = DKV_FOLD32_TILES * DKV_KEY_TILE;
     else
         a->acc_fold_dq = ((const instance *)handle)->det ? 0 : key_rows(p) / 16;
 }
@@ -213,12 +225,16 @@ static int plugin_backward(void *handle, const dualkv_launch *l, char *err, size
         snprintf(err, n, "workspace of %zu bytes is too small", l->workspace_size);
         return 1;
     }
+    a.acc_cols = dkv_cudaHeadDim(&a.p);
+    a.q_pieces = dkv_virtualTiles(&a.p, DKV_PIECE, 0);
+    a.k_pieces = dkv_virtualTiles(&a.p, DKV_PIECE, 1);
     a.delta = (float *)((char *)l->workspace + begin[DELTA]);
     a.dq_acc = (float *)((char *)l->workspace + begin[DQ_ACC]);
     a.dk_acc = (float *)((char *)l->workspace + begin[DK_ACC]);
     a.dv_acc = (float *)((char *)l->workspace + begin[DV_ACC]);
     self->launches += 3 + (!simple && det);
-    if (report(dkv_cudaDelta(&a, !simple && !det, stream), "delta pass", err, n)) return 1;
+    size_t clear = simple || det ? 0 : (size_t)(begin[DQ_ACC + 1] - begin[DQ_ACC]);
+    if (report(dkv_cudaDelta(&a, clear, stream), "delta pass", err, n)) return 1;
     if (report(simple ? dkv_cudaBackward32(&a, stream) : dkv_cudaBackward16(&a, det, stream),
                "backward kernel", err, n))
         return 1;

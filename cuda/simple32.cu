@@ -12,7 +12,7 @@
  *   dkdv     a block a key tile, KV head and split of the walk       dK, dV: all descendants and query heads
  *            (prompt tiles of all heads first: they walk the furthest)
  *
- * Gradient accumulators are added to memory every DKV_FOLD_TILES tiles, so that no chain is longer than 2048
+ * Gradient accumulators are added to memory every DKV_FOLD32_TILES tiles, so that no chain is longer than 2048
  * products. Pairs that are masked get P = dS = 0 by selection, never by a product with a value that may be
  * NaN. */
 #include "args.cuh"
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(THREADS) dq32_kernel(const __grid_constant__ d
         pairs_gradient(a, s, w.g, t, head, slope, c, dp);
         put_pairs(sm, dp);
         gradient_product<N, 0>(acc, sm, k, a.k_row, keys, a.p.dqk);
-        if (++since == DKV_FOLD_TILES) {
+        if (++since == DKV_FOLD32_TILES) {
             fold<N>(acc, out, acc_row, rows, a.p.dqk, first);
             first = false;
             since = 0;
@@ -354,7 +354,7 @@ __global__ void __launch_bounds__(THREADS) dkdv32_kernel(const __grid_constant__
                 int vis = dkv_walkTile(&a.p, &s, &g, r0, r1, c0, c1);
                 if (!vis || item++ % (unsigned)a.splits != (unsigned)split) continue;
                 /* what sees only part of this tile must not reach its other keys: 0 times Inf is NaN */
-                if (since == DKV_FOLD_TILES || c1 - c0 != reach) {
+                if (since == DKV_FOLD32_TILES || c1 - c0 != reach) {
                     fold<N>(ak, dk, (int64_t)a.p.hkv * a.p.dqk, reach, a.p.dqk, first);
                     fold<N>(av, dv, (int64_t)a.p.hkv * a.p.dv, reach, a.p.dv, first);
                     first = false;
