@@ -3,14 +3,9 @@
 #include <math.h>
 
 #include "bound_formula.h"
+#include "clones.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define CLONES
-#else
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-
-CLONES void dkv_sigmaRow(const dkv_units *t, double slope, double distance, int64_t n, const double *s,
+DKV_CLONES void dkv_sigmaRow(const dkv_units *t, double slope, double distance, int64_t n, const double *s,
                          const double *x, double *sigma) {
     const dkv_sigma_units y = dkv_formulaSigmaUnits(t);
     if (t->cap <= 0 && slope <= 0) {
@@ -26,7 +21,7 @@ CLONES void dkv_sigmaRow(const dkv_units *t, double slope, double distance, int6
     }
 }
 
-CLONES void dkv_forwardRow(const dkv_units *t, dkv_forward_row *r, int64_t n, const double *s,
+DKV_CLONES void dkv_forwardRow(const dkv_units *t, dkv_forward_row *r, int64_t n, const double *s,
                            const double *sigma, double *p) {
     double x[DKV_TILE_KEYS] = {0}, h[DKV_TILE_KEYS];
     const double u = t->u, m = r->max, am = fabs(m), close = 1 + 8 * u;
@@ -49,7 +44,7 @@ CLONES void dkv_forwardRow(const dkv_units *t, dkv_forward_row *r, int64_t n, co
     r->top = top > r->top ? top : r->top;
 }
 
-CLONES void dkv_backwardRow(const dkv_units *t, const dkv_backward_row *r, int64_t n, const double *s,
+DKV_CLONES void dkv_backwardRow(const dkv_units *t, const dkv_backward_row *r, int64_t n, const double *s,
                             const double *sigma, const double *p, const double *z, const double *dp,
                             const double *chain_k, double *wq, double *wk, double *wv) {
     double x[DKV_TILE_KEYS] = {0}, h[DKV_TILE_KEYS], e[DKV_TILE_KEYS], ds[DKV_TILE_KEYS];

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "bound_formula.h"
+#include "clones.h"
 #include "dtype.h"
 #include "lanes.h"
 #include "truth.h"
@@ -68,12 +69,47 @@ static void magnitudes(const double *x, int64_t n, double add, double *y) {
     for (int64_t i = 0; i < n; i++) y[i] = dkv_formulaMagnitude(x[i], add);
 }
 
+DKV_CLONES
 static void magnitudes32(const double *x, int64_t n, double add, float *y) {
     for (int64_t i = 0; i < n; i++) {
         double a = fabs(x[i]), b = a + add;
         b = b < FP32_OPERAND ? FP32_OPERAND : b;
         b = a > 0 ? b : 0;
         y[i] = (float)(a <= 0x1.fffffep127 ? b : 0);
+    }
+}
+
+/* Results of fp32 products, raised by their own error. */
+DKV_CLONES
+static void raise32(const float *restrict x, int64_t n, double *restrict y) {
+    for (int64_t i = 0; i < n; i++) y[i] = x[i] * FP32_SLACK;
+}
+
+DKV_CLONES
+static void addRaised32(const float *restrict x, int64_t n, double *restrict y) {
+    for (int64_t i = 0; i < n; i++) y[i] += x[i] * FP32_SLACK;
+}
+
+DKV_CLONES
+static void addTo(const double *restrict x, int64_t n, double *restrict y) {
+    for (int64_t i = 0; i < n; i++) y[i] += x[i];
+}
+
+DKV_CLONES
+static void weights32(const double *restrict w, int64_t n, float *restrict y) {
+    for (int64_t i = 0; i < n; i++) {
+        double a = w[i] < FP32_WEIGHT ? FP32_WEIGHT : w[i];
+        y[i] = (float)(w[i] > 0 ? a : 0);
+    }
+}
+
+/* Largest finite |x| of a column so far. */
+DKV_CLONES
+static void raiseTop(const double *restrict x, int64_t d, double *restrict top) {
+    for (int64_t c = 0; c < d; c++) {
+        double a = fabs(x[c]);
+        a = a <= 0x1.fffffep127 ? a : 0;
+        top[c] = a > top[c] ? a : top[c];
     }
 }
 
@@ -84,7 +120,7 @@ static void crossMagnitudes(lane *t, const double *x, const float *xf, const dou
     if (t->w->fp32) {
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)d, 1, xf, (int)d, kf,
                     (int)d, 0, t->xf, (int)n);
-        for (int64_t i = 0; i < m * n; i++) y[i] = t->xf[i] * FP32_SLACK;
+        raise32(t->xf, m * n, y);
         return;
     }
     magnitudes(x, m * d, t->w->units.operand, t->a);
@@ -96,10 +132,7 @@ static void crossMagnitudes(lane *t, const double *x, const float *xf, const dou
 /* The weights in fp32; false where they do not fit. */
 static bool narrow(lane *t, const double *w, int64_t n) {
     if (!t->w->fp32 || dkv_maxOf(w, n) > 0x1p60) return false;
-    for (int64_t i = 0; i < n; i++) {
-        double a = w[i] < FP32_WEIGHT ? FP32_WEIGHT : w[i];
-        t->wf[i] = (float)(w[i] > 0 ? a : 0);
-    }
+    weights32(w, n, t->wf);
     return true;
 }
 
@@ -110,7 +143,7 @@ static void addToRows(lane *t, const double *w, int64_t n, const double *x, cons
     if (narrow(t, w, m * n)) {
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)d, (int)n, 1, t->wf, (int)n, xf,
                     (int)d, 0, t->xf, (int)d);
-        for (int64_t i = 0; i < m * d; i++) acc[i] += t->xf[i] * FP32_SLACK;
+        addRaised32(t->xf, m * d, acc);
         return;
     }
     magnitudes(x, n * d, t->w->units.operand, t->c);
@@ -124,7 +157,7 @@ static void sumOverRows(lane *t, const double *w, int64_t n, const double *x, co
     if (narrow(t, w, m * n)) {
         cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, t->wf, (int)n, xf,
                     (int)d, 0, t->xf, (int)d);
-        for (int64_t i = 0; i < n * d; i++) t->sum[i] = t->xf[i] * FP32_SLACK;
+        raise32(t->xf, n * d, t->sum);
         return;
     }
     magnitudes(x, m * d, t->w->units.operand, t->a);
@@ -214,10 +247,7 @@ static void walkForward(lane *t) {
     while (dkv_nextTile(&t->at.h, &t->at.b, &tile)) {
         const int64_t n = tile.n;
         pairs x = tilePairs(t, &tile, false, &at);
-        for (int64_t j = 0; j < n * dv; j++) {
-            double a = fabs(tile.v[j]);
-            if (a <= 0x1.fffffep127 && a > t->v_max[j % dv]) t->v_max[j % dv] = a;
-        }
+        for (int64_t j = 0; j < n; j++) raiseTop(tile.v + j * dv, dv, t->v_max);
         for (int64_t i = 0; i < t->at.b.m; i++) {
             double *p = t->wv + i * n;
             if (!takesPart(t, i)) {
@@ -325,8 +355,7 @@ static void sinkRows(lane *t) {
 static void addKeySums(const lane *t, const dkv_tile *tile, int64_t d, double *to) {
     const int64_t hkv = t->w->p->hkv;
     for (int64_t j = 0; j < tile->n; j++) {
-        double *y = to + ((tile->k_row + j) * hkv + t->at.h.kvh) * d;
-        for (int64_t c = 0; c < d; c++) y[c] += t->sum[j * d + c];
+        addTo(t->sum + j * d, d, to + ((tile->k_row + j) * hkv + t->at.h.kvh) * d);
     }
 }
 

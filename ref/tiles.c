@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "clones.h"
 #include "mask.h"
 #include "vexp.h"
 
@@ -63,6 +64,7 @@ void dkv_closeBlock(dkv_block *b) {
 }
 
 /* One row of n elements; the return value is not 0 if one of them is NaN or infinite. */
+DKV_CLONES
 static unsigned decodeBf16(const uint16_t *in, int64_t n, double *out) {
     unsigned bad = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -75,6 +77,7 @@ static unsigned decodeBf16(const uint16_t *in, int64_t n, double *out) {
 
 /* The 15 bits of magnitude, put at the top of a double's fraction and the bottom of its exponent, are the
  * value times 2^-1008, subnormals too; only exponent 31 needs another exponent. */
+DKV_CLONES
 static unsigned decodeFp16(const uint16_t *in, int64_t n, double *out) {
     unsigned bad = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -88,6 +91,7 @@ static unsigned decodeFp16(const uint16_t *in, int64_t n, double *out) {
     return bad;
 }
 
+DKV_CLONES
 static unsigned decodeFp32(const float *in, int64_t n, double *out) {
     unsigned bad = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -323,6 +327,7 @@ void dkv_getLse(const dkv_head *h, const dkv_block *b, const double *packed, dou
 }
 
 /* Eight lanes, folded in halves: fast at any vector width, and the same result at every one. */
+DKV_CLONES
 double dkv_maxOf(const double *x, int64_t n) {
     double m[8], best = -INFINITY;
     int64_t i = 0;
@@ -334,6 +339,7 @@ double dkv_maxOf(const double *x, int64_t n) {
     return best;
 }
 
+DKV_CLONES
 double dkv_sumOf(const double *x, int64_t n) {
     double s[8] = {0}, tail = 0;
     int64_t i = 0;

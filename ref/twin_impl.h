@@ -4,15 +4,9 @@
 
 #include <float.h>
 
+#include "clones.h"
 #include "oracle.h"
 #include "twin_noise.h"
-
-/* Resolvers of clones run before a sanitizer is ready. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define DKV_CLONES
-#else
-#define DKV_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
 
 /* Sums of gradients of keys: x and its variance, element (row, c) at row * ld + c. */
 typedef struct dkv_keySum {

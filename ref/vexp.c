@@ -9,15 +9,9 @@
  * product by the second power of two rounds only a subnormal result, by half a quantum beside what the
  * rest has shrunk to. */
 #include "vexp.h"
+#include "clones.h"
 
 #include <stdint.h>
-
-/* Resolvers of clones run before a sanitizer is ready. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define CLONES
-#else
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
 
 #define LOG2E 0x1.71547652b82fep+0
 #define LN2_HI 0x1.62e42fee00000p-1 /* 32 bits: n * LN2_HI is exact */
@@ -53,17 +47,17 @@ static inline double expOf(double x) {
     return (1.0 + (r + tail(r))) * pow2(half) * pow2(n - half);
 }
 
-CLONES void dkv_vexp(const double *x, double *y, size_t n) {
+DKV_CLONES void dkv_vexp(const double *x, double *y, size_t n) {
     for (size_t i = 0; i < n; i++) y[i] = expOf(x[i]);
 }
 
-CLONES void dkv_vexpShift(const double *x, double shift, double *y, size_t n) {
+DKV_CLONES void dkv_vexpShift(const double *x, double shift, double *y, size_t n) {
     for (size_t i = 0; i < n; i++) y[i] = expOf(x[i] - shift);
 }
 
 /* tanh(x) = m / (m + 2), m = exp(2|x|) - 1 = 2^n (exp(r) - 1) + (2^n - 1): no cancellation, since 2^n - 1
  * >= 1 unless n = 0. From 20 on the result is 1. */
-CLONES void dkv_vtanh(const double *x, double *y, size_t n) {
+DKV_CLONES void dkv_vtanh(const double *x, double *y, size_t n) {
     for (size_t i = 0; i < n; i++) {
         bits a = {.f = x[i]};
         uint64_t sign = a.u & 0x8000000000000000u;
