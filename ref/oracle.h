@@ -41,6 +41,11 @@ int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *
                    const dkv_ref_options *opt, const double *kernel_o, const double *kernel_lse, dkv_oracle *out,
                    dkv_err *err);
 
+/* Both, in one traversal where the arithmetic allows; the same bits. kernel_o and kernel_lse are not out's own. */
+int dkv_oracleAll(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
+                  const dkv_ref_options *opt, const double *kernel_o, const double *kernel_lse, dkv_oracle *out,
+                  dkv_err *err);
+
 /* Named arithmetic profiles, tightest first, for kernels that declare nothing: fills *a for this problem.
  * Index past the end: returns NULL. */
 const char *dkv_arithmeticProfile(int i, const dkv_problem *p, dualkv_arithmetic *a, const char **words);

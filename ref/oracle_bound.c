@@ -1,4 +1,4 @@
-/* oracle_bound.c: truth and bound of every element in one traversal (TOLERANCE.md, "Bound").
+/* oracle_bound.c: truth and bound of every element in one traversal (TOLERANCE.md, "Bound"), the twin along with them.
  *
  * A work item is a block of rows of one KV head. It walks its key tiles three times: the truth's forward, with the
  * chains and maxima that the formulas need first; the bound's forward; both backwards. Scores and their sigma are
@@ -15,6 +15,7 @@
 #include "dtype.h"
 #include "lanes.h"
 #include "truth.h"
+#include "twin_ride.h"
 #include "vexp.h"
 
 #define KEEP_PAIRS ((int64_t)1 << 21) /* pairs a block whose score and sigma are kept: 32 MiB a thread */
@@ -36,6 +37,7 @@ typedef struct work {
     dkv_lanes lanes;
     double *sink;       /* [n_items, g, 2]: error and magnitude of dSink */
     double *truth_sink; /* [n_items, g]: dSink */
+    dkv_ride *ride;     /* the twin, or NULL */
 } work;
 
 typedef struct pairs { /* what is known of a tile's pairs: score, sigma [m, n] */
@@ -46,6 +48,7 @@ typedef struct lane { /* one thread's */
     dkv_lane at;
     work *w;
     dkv_truth truth;
+    dkv_rider *rider; /* NULL: none */
     dkv_row_chains rows;
     double *kept; /* [2, KEEP_PAIRS] */
     int64_t used;
@@ -389,6 +392,7 @@ static void walkBackward(lane *t) {
     memset(t->acc_q, 0, sizeof(double) * (size_t)(t->at.b.m * dqk));
     sinkRows(t);
     dkv_truthBeginBackward(&t->truth, t->w->truth_sink ? t->w->truth_sink + t->at.item * t->at.h.g : NULL);
+    if (t->rider) dkv_rideBegin(t->rider, &t->at.h, &t->at.b);
     while (dkv_nextTile(&t->at.h, &t->at.b, &tile)) {
         const int64_t n = tile.n;
         pairs x = tilePairs(t, &tile, false, &at);
@@ -399,17 +403,20 @@ static void walkBackward(lane *t) {
         if (t->cap) dkv_tileScores(&t->at.h, &t->at.b, &tile, x.s, t->cap);
         dkv_tileDp(&t->at.h, &t->at.b, &tile, t->dp);
         dkv_truthBackwardRows(&t->truth, &tile, x.s, t->cap, t->dp, t->p, t->ds);
+        if (t->rider) dkv_rideTile(t->rider, &tile, x.s, t->cap, t->dp);
         crossMagnitudes(t, t->at.b.d_o, t->df, tile.v, t->vf, dv, n, t->wq);
         backwardRows(t, &tile, &x);
         addToRows(t, t->wq, n, tile.k, t->kf, dqk, t->acc_q);
         sumOverRows(t, t->dp, n, t->at.b.q, t->qf, dqk);
         dkv_awaitTurn(&t->at, tile.k_row, tile.k_row + n);
         dkv_truthBackwardKeys(&t->truth, &tile, t->p, t->ds);
+        if (t->rider) dkv_rideKeys(t->rider);
         addKeySums(t, &tile, dqk, t->w->out->bound.dk);
         sumOverRows(t, t->wv, n, t->at.b.d_o, t->df, dv);
         addKeySums(t, &tile, dv, t->w->out->bound.dv);
     }
     dkv_truthEndBackward(&t->truth);
+    if (t->rider) dkv_rideEnd(t->rider);
 }
 
 static void finishBackward(lane *t) {
@@ -506,6 +513,7 @@ static int runLanes(work *w, dkv_mutant mutant, dkv_err *err) {
     if (!all || !w->lanes.lane) rc = dkv_fail(err, DKV_EHARNESS, "out of memory");
     for (int i = 0; i < n && !rc; i++) {
         w->lanes.lane[i] = &all[i].at;
+        all[i].rider = w->ride ? dkv_riderOf(w->ride, i) : NULL;
         rc = openLane(w, &all[i], mutant, err);
     }
     if (!rc) dkv_runLanes(&w->lanes);
@@ -612,8 +620,12 @@ static int openWork(work *w, const dkv_ref_options *opt, dkv_err *err) {
     return DKV_OK;
 }
 
-int dkv_oracleBound(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
-                    const dualkv_arithmetic *a, const dkv_ref_options *opt, dkv_oracle *out, dkv_err *err) {
+typedef struct riding { /* what a twin that comes along needs of the kernel */
+    const double *o, *lse;
+} riding;
+
+static int traverse(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
+                    const dkv_ref_options *opt, const riding *twin, dkv_oracle *out, dkv_err *err) {
     work w = {.p = p, .l = l, .in = in, .out = out};
     dkv_inputs used = *in;
     int64_t n[DKV_N_OUTPUTS];
@@ -629,6 +641,7 @@ int dkv_oracleBound(const dkv_problem *p, const dkv_layout *l, const dkv_inputs 
     }
     dkv_makeUnits(p, a, &w.units);
     rc = openWork(&w, opt, err);
+    if (!rc && twin) rc = dkv_openRide(p, l, &used, a, twin->o, twin->lse, w.lanes.threads, out, &w.ride, err);
     if (rc) goto done;
     rc = runLanes(&w, opt ? opt->mutant : DKV_MUTANT_NONE, err);
     if (rc) goto done;
@@ -636,10 +649,28 @@ int dkv_oracleBound(const dkv_problem *p, const dkv_layout *l, const dkv_inputs 
     if (w.sink) finishSink(&w);
     copyNonFinite(l, out);
     rc = dkv_markExempt(p, l, &used, &out->bound, err);
+    if (!rc && w.ride) rc = dkv_finishRide(w.ride, err);
 done:
+    dkv_closeRide(w.ride);
     dkv_freeKeyChains(&w.chains);
     free(w.chain_k);
     free(w.sink);
     free(w.truth_sink);
     return rc;
+}
+
+int dkv_oracleBound(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
+                    const dualkv_arithmetic *a, const dkv_ref_options *opt, dkv_oracle *out, dkv_err *err) {
+    return traverse(p, l, in, a, opt, NULL, out, err);
+}
+
+int dkv_oracleAll(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
+                  const dkv_ref_options *opt, const double *kernel_o, const double *kernel_lse, dkv_oracle *out,
+                  dkv_err *err) {
+    const riding twin = {kernel_o, kernel_lse};
+    int rc = dkv_checkArithmetic(a, err);
+    if (rc) return rc;
+    if (p->grad && kernel_o && kernel_lse && dkv_twinRides(p, in, a)) return traverse(p, l, in, a, opt, &twin, out, err);
+    rc = dkv_oracleBound(p, l, in, a, opt, out, err);
+    return rc ? rc : dkv_oracleTwin(p, l, in, a, opt, kernel_o, kernel_lse, out, err);
 }

@@ -8,6 +8,7 @@
 
 #include "lanes.h"
 #include "twin_impl.h"
+#include "twin_ride.h"
 
 #define TABLE_MAX ((int64_t)1 << 25) /* most maxima kept for key tiles that do not divide ours */
 #define FIT_ROWS  32
@@ -25,6 +26,25 @@ static void rowNorms(const double *x, int64_t n, int64_t d, double *norm2) {
     }
 }
 
+/* What the rows need of the tile's keys and scores. */
+static void prepareTile(dkv_twin *t) {
+    const dkv_problem *p = t->p;
+    int64_t n = t->t.n;
+    const float *equal = t->equal_kv + t->t.k_row;
+    dkv_twinMeans(t->t.k, n, p->dqk, t->k_mean2);
+    dkv_twinMeans(t->t.v, n, p->dv, t->v_mean2);
+    if (t->quick) {
+        rowNorms(t->t.k, n, p->dqk, t->k_norm);
+        rowNorms(t->t.v, n, p->dv, t->v_norm);
+        return;
+    }
+    dkv_unitRows(t->t.k, n, p->dqk, t->k1, t->k_norm);
+    dkv_chainSquares(&t->z, t->q1, t->k1, t->b.m, n, p->dqk, t->dot, t->sq);
+    dkv_unitRows(t->t.v, n, p->dv, t->v1, t->v_norm);
+    dkv_twinSquares(t->t.k, n, p->dqk, equal, t->k2, &t->k_unit);
+    dkv_twinSquares(t->t.v, n, p->dv, equal, t->v2, &t->v_unit);
+}
+
 bool dkv_twinTile(dkv_twin *t) {
     const dkv_problem *p = t->p;
     if (t->a->key_order) {
@@ -32,26 +52,12 @@ bool dkv_twinTile(dkv_twin *t) {
         t->t = t->steps[--t->at_step];
     }
     if (!dkv_nextTile(&t->h, &t->b, &t->t)) return false;
-    int64_t n = t->t.n;
-    const float *equal = t->equal_kv + t->t.k_row;
     if (t->a->in_format != DUALKV_EXACT) {
-        dkv_roundArray(t->b.k, (size_t)(n * p->dqk), t->a->in_format);
-        dkv_roundArray(t->b.v, (size_t)(n * p->dv), t->a->in_format);
+        dkv_roundArray(t->b.k, (size_t)(t->t.n * p->dqk), t->a->in_format);
+        dkv_roundArray(t->b.v, (size_t)(t->t.n * p->dv), t->a->in_format);
     }
-    dkv_twinMeans(t->t.k, n, p->dqk, t->k_mean2);
-    dkv_twinMeans(t->t.v, n, p->dv, t->v_mean2);
-    if (t->quick) {
-        dkv_tileScores(&t->h, &t->b, &t->t, t->s, NULL);
-        rowNorms(t->t.k, n, p->dqk, t->k_norm);
-        rowNorms(t->t.v, n, p->dv, t->v_norm);
-        return true;
-    }
-    dkv_unitRows(t->t.k, n, p->dqk, t->k1, t->k_norm);
-    dkv_tileScores(&t->h, &t->b, &t->t, t->s, t->cap);
-    dkv_chainSquares(&t->z, t->q1, t->k1, t->b.m, n, p->dqk, t->dot, t->sq);
-    dkv_unitRows(t->t.v, n, p->dv, t->v1, t->v_norm);
-    dkv_twinSquares(t->t.k, n, p->dqk, equal, t->k2, &t->k_unit);
-    dkv_twinSquares(t->t.v, n, p->dv, equal, t->v2, &t->v_unit);
+    dkv_tileScores(&t->h, &t->b, &t->t, t->s, p->softcap > 0 ? t->cap : NULL);
+    prepareTile(t);
     return true;
 }
 
@@ -121,7 +127,12 @@ void dkv_twinScoreRow(dkv_twin *t, int64_t i) {
         }
 }
 
-/* Loads the block's own operands. */
+/* What the rows need of the block's own operands. */
+static void prepareBlock(dkv_twin *t) {
+    if (t->quick) rowNorms(t->b.q, t->b.m, t->p->dqk, t->q_norm);
+    else dkv_unitRows(t->b.q, t->b.m, t->p->dqk, t->q1, t->q_norm);
+}
+
 static void loadBlock(dkv_twin *t) {
     const dkv_problem *p = t->p;
     dkv_loadBlock(&t->h, &t->b);
@@ -129,10 +140,7 @@ static void loadBlock(dkv_twin *t) {
         dkv_roundArray(t->b.q, (size_t)(t->b.m * p->dqk), t->a->in_format);
         if (t->b.d_o) dkv_roundArray(t->b.d_o, (size_t)(t->b.m * p->dv), t->a->in_format);
     }
-    if (t->quick)
-        rowNorms(t->b.q, t->b.m, p->dqk, t->q_norm);
-    else
-        dkv_unitRows(t->b.q, t->b.m, p->dqk, t->q1, t->q_norm);
+    prepareBlock(t);
     dkv_tile at = {.range = -1};
     for (t->n_steps = 0; t->a->key_order; t->n_steps++) {
         t->steps[t->n_steps] = at;
@@ -285,25 +293,33 @@ static int countClasses(dkv_twin *t, dkv_err *err) {
     return code;
 }
 
+/* All of a tile but its terms of dK and dV; scores and dP are there. */
+static void walkTile(dkv_twin *t, bool forward, bool backward) {
+    if (backward) dkv_twinBackwardPairs(t);
+    for (int64_t i = 0; i < t->b.m; i++) {
+        dkv_twinScoreRow(t, i);
+        if (forward) dkv_twinForwardRow(t, i);
+        if (backward) dkv_twinBackwardRow(t, i);
+    }
+    if (forward) dkv_twinForwardTile(t);
+    if (backward) dkv_twinBackwardQueries(t);
+}
+
 static void runBlock(dkv_twin *t, bool forward, bool backward) {
     t->has_exact = forward;
     if (forward) dkv_twinBeginForward(t);
     if (backward) dkv_twinBeginBackward(t);
     for (dkv_twinRewind(t); dkv_twinTile(t);) {
-        if (backward) dkv_twinBackwardPairs(t);
-        for (int64_t i = 0; i < t->b.m; i++) {
-            dkv_twinScoreRow(t, i);
-            if (forward) dkv_twinForwardRow(t, i);
-            if (backward) dkv_twinBackwardRow(t, i);
-        }
-        if (forward) dkv_twinForwardTile(t);
-        if (backward) dkv_twinBackwardTile(t);
+        if (backward) dkv_tileDp(&t->h, &t->b, &t->t, t->dp);
+        walkTile(t, forward, backward);
+        if (backward) dkv_twinBackwardKeys(t);
     }
     if (forward) dkv_twinEndForward(t);
     if (backward) dkv_twinEndBackward(t);
 }
 
-static int runHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
+/* What holds for the whole head; its sums over rows start at 0. */
+static int beginHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
     const dkv_problem *p = t->p;
     int code;
     t->h.kvh = kvh;
@@ -328,6 +344,12 @@ static int runHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
         memset(t->sink_sum, 0, sizeof(double) * (size_t)t->h.g);
         memset(t->sink_var, 0, sizeof(double) * (size_t)t->h.g);
     }
+    return DKV_OK;
+}
+
+static int runHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
+    int code = beginHead(t, kvh, err);
+    if (code) return code;
     t->b.node = -1;
     t->b.r1 = 0;
     while (dkv_stepBlock(&t->h, &t->b)) {
@@ -338,12 +360,6 @@ static int runHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
     }
     finishHead(t);
     return countClasses(t, err);
-}
-
-static void closeTwin(dkv_twin *t, void **owned, int n) {
-    for (int e = 0; e < n; e++) free(owned[e]);
-    dkv_closeBlock(&t->b);
-    dkv_closeHead(&t->h);
 }
 
 static void declare(dkv_twin *t) {
@@ -417,23 +433,41 @@ static int allocate(dkv_twin *t, const buffer *all, size_t n, void **owned, int 
     return DKV_OK;
 }
 
-/* t holds the problem and the arithmetic; allocates what a thread needs. */
-static int openTwin(dkv_twin *t, void **owned, int *count, dkv_err *err) {
+/* What belongs to a whole head. */
+static int openHead(dkv_twin *t, void **owned, int *count, dkv_err *err) {
     const dkv_problem *p = t->p;
-    int code = dkv_openHead(p, t->l, t->in, 0, &t->h, err);
-    if (!code) code = dkv_openBlock(&t->h, &t->b, err);
-    if (code) return code;
-    declare(t);
-    int64_t m = t->h.max_m, n = DKV_TILE_KEYS, d = p->dqk > p->dv ? p->dqk : p->dv, most = m > n ? m : n;
-    int64_t tq = t->l->view.tq, tk = t->l->view.tk, tiles = t->table ? mostTiles(t, t->a->key_tile) : 0;
-    if (tiles && tiles > TABLE_MAX / m) t->table = false, t->out->has_twin[DKV_O] = false, tiles = 0;
+    int64_t tk = t->l->view.tk, rows = t->l->view.tq * t->h.g;
     const buffer all[] = {FLOATS(equal_k, tk),
                           FLOATS(equal_kv, tk),
-                          FLOATS(equal_any[0], tq * t->h.g),
-                          FLOATS(equal_own[0], tq * t->h.g),
-                          FLOATS(equal_any[1], tq * t->h.g),
-                          FLOATS(equal_own[1], tq * t->h.g),
-                          FLOATS(q1, m * d),
+                          FLOATS(equal_any[0], rows),
+                          FLOATS(equal_own[0], rows),
+                          FLOATS(equal_any[1], rows),
+                          FLOATS(equal_own[1], rows),
+                          {&t->row_class, rows, sizeof(uint64_t)},
+                          {&t->dk, t->parts, sizeof(dkv_keySum)},
+                          {&t->dv, t->parts, sizeof(dkv_keySum)}};
+    const buffer sink[] = {DOUBLES(sink_sum, t->h.g), DOUBLES(sink_var, t->h.g)};
+    int code = allocate(t, all, sizeof all / sizeof *all, owned, count, err);
+    if (!code && t->in->sink && t->in->d_o) code = allocate(t, sink, 2, owned, count, err);
+    if (code || t->parts == 1) return code;
+    /* One block for all query heads' partial sums. */
+    double *x = NULL;
+    const buffer parts = {&x, 2 * t->parts * tk * (p->dqk + p->dv), sizeof(double)};
+    code = allocate(t, &parts, 1, owned, count, err);
+    for (int64_t e = 0; e < t->parts && !code; e++, x += 2 * tk * (p->dqk + p->dv)) {
+        t->dk[e] = (dkv_keySum){x, x + tk * p->dqk, p->dqk};
+        t->dv[e] = (dkv_keySum){x + 2 * tk * p->dqk, x + 2 * tk * p->dqk + tk * p->dv, p->dv};
+    }
+    return code;
+}
+
+/* What a thread needs of its own; t->h is there. */
+static int openTiles(dkv_twin *t, void **owned, int *count, dkv_err *err) {
+    const dkv_problem *p = t->p;
+    int64_t m = t->h.max_m, n = DKV_TILE_KEYS, d = p->dqk > p->dv ? p->dqk : p->dv, most = m > n ? m : n;
+    int64_t tiles = t->table ? mostTiles(t, t->a->key_tile) : 0;
+    if (tiles && tiles > TABLE_MAX / m) t->table = false, t->out->has_twin[DKV_O] = false, tiles = 0;
+    const buffer all[] = {FLOATS(q1, m * d),
                           FLOATS(o1, m * d),
                           DOUBLES(q_norm, m),
                           DOUBLES(o_norm, m),
@@ -450,7 +484,6 @@ static int openTwin(dkv_twin *t, void **owned, int *count, dkv_err *err) {
                           DOUBLES(lost, m),
                           DOUBLES(lse_var, m),
                           {&t->top, m, sizeof(dkv_topKey)},
-                          {&t->row_class, tq * t->h.g, sizeof(uint64_t)},
                           DOUBLES(lse_kernel, m),
                           DOUBLES(score_var, m),
                           DOUBLES(delta, m),
@@ -493,31 +526,36 @@ static int openTwin(dkv_twin *t, void **owned, int *count, dkv_err *err) {
                           DOUBLES(v_mean2, d),
                           DOUBLES(q_mean2, d),
                           DOUBLES(do_mean2, d),
-                          {&t->steps, t->a->key_order ? mostTiles(t, n) + 1 : 0, sizeof(dkv_tile)},
-                          {&t->dk, t->parts, sizeof(dkv_keySum)},
-                          {&t->dv, t->parts, sizeof(dkv_keySum)}};
-    const buffer sink[] = {DOUBLES(sink_sum, t->h.g), DOUBLES(sink_var, t->h.g)};
-    code = allocate(t, all, sizeof all / sizeof *all, owned, count, err);
-    if (!code && t->in->sink && t->in->d_o) code = allocate(t, sink, 2, owned, count, err);
-    if (code || t->parts == 1) return code;
-    /* One block for all query heads' partial sums. */
-    double *x = NULL;
-    const buffer parts = {&x, 2 * t->parts * tk * (p->dqk + p->dv), sizeof(double)};
-    code = allocate(t, &parts, 1, owned, count, err);
-    for (int64_t e = 0; e < t->parts && !code; e++, x += 2 * tk * (p->dqk + p->dv)) {
-        t->dk[e] = (dkv_keySum){x, x + tk * p->dqk, p->dqk};
-        t->dv[e] = (dkv_keySum){x + 2 * tk * p->dqk, x + 2 * tk * p->dqk + tk * p->dv, p->dv};
-    }
-    return code;
+                          {&t->steps, t->a->key_order ? mostTiles(t, n) + 1 : 0, sizeof(dkv_tile)}};
+    return allocate(t, all, sizeof all / sizeof *all, owned, count, err);
 }
 
-typedef struct lane {
+/* A thread's twin, or a head's. */
+struct dkv_rider {
     dkv_twin t;
     void *owned[BUFFERS];
     int count, code;
     dkv_err err;
-    int32_t *next; /* KV head to take; shared */
-} lane;
+    int32_t *next;   /* KV head to take; shared */
+    dkv_ride *ride; /* NULL: alone */
+};
+typedef struct dkv_rider lane;
+
+/* Of w->t the problem, the arithmetic and the outputs are there. */
+static int openLane(lane *w, bool tiles, bool head, dkv_err *err) {
+    int code = dkv_openHead(w->t.p, w->t.l, w->t.in, 0, &w->t.h, err);
+    if (code) return code;
+    declare(&w->t);
+    if (tiles && !w->ride) code = dkv_openBlock(&w->t.h, &w->t.b, err);
+    if (!code && head) code = openHead(&w->t, w->owned, &w->count, err);
+    if (!code && tiles) code = openTiles(&w->t, w->owned, &w->count, err);
+    return code;
+}
+
+static void closeLane(lane *w) {
+    for (int e = 0; e < w->count; e++) free(w->owned[e]);
+    if (!w->ride) dkv_closeBlock(&w->t.b);
+}
 
 static void *runLane(void *arg) {
     lane *w = arg;
@@ -569,7 +607,7 @@ int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *
             .p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out};
         all[e].next = &next;
         arg[e] = &all[e];
-        code = openTwin(&all[e].t, all[e].owned, &all[e].count, err);
+        code = openLane(&all[e], true, true, err);
     }
     if (code) goto done;
     dkv_runThreads(n, runLane, arg);
@@ -577,8 +615,133 @@ int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *
         if ((code = all[e].code) && err) *err = all[e].err;
     if (!code) dropUnclaimed(l, out);
 done:
-    for (int e = 0; all && e < n; e++) closeTwin(&all[e].t, all[e].owned, all[e].count);
+    for (int e = 0; all && e < n; e++) closeLane(&all[e]);
     free(all);
     free(arg);
+    return code;
+}
+
+/* --- riding along --- */
+
+struct dkv_ride {
+    lane *head, *thread; /* [hkv]: what belongs to a whole head; [threads] */
+    int32_t heads, next;
+    int threads;
+};
+
+bool dkv_twinRides(const dkv_problem *p, const dkv_inputs *in, const dualkv_arithmetic *a) {
+    dkv_twin t = {.p = p, .in = in, .a = a};
+    declare(&t);
+    return in->d_o && !in->sink && a->in_format == DUALKV_EXACT && !a->key_order && !a->delta_exact && t.parts == 1 &&
+           !t.table;
+}
+
+static void *beginHeads(void *arg) {
+    lane *w = arg;
+    int32_t head;
+    while (!w->code && (head = __atomic_fetch_add(w->next, 1, __ATOMIC_RELAXED)) < w->ride->heads)
+        w->code = beginHead(&w->ride->head[head].t, head, &w->err);
+    return NULL;
+}
+
+int dkv_openRide(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
+                 const double *kernel_o, const double *kernel_lse, int threads, dkv_oracle *out, dkv_ride **ride,
+                 dkv_err *err) {
+    const dkv_twin base = {
+        .p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out};
+    dkv_ride *r = *ride = calloc(1, sizeof *r);
+    void **arg = calloc((size_t)threads, sizeof *arg);
+    int code = DKV_OK;
+    if (r) {
+        r->heads = p->hkv;
+        r->threads = threads;
+        r->head = calloc((size_t)p->hkv, sizeof *r->head);
+        r->thread = calloc((size_t)threads, sizeof *r->thread);
+    }
+    if (!r || !arg || !r->head || !r->thread) {
+        code = dkv_fail(err, DKV_EHARNESS, "out of memory: the twin's threads");
+        goto done;
+    }
+    setPresence(p, in, a, out);
+    out->lse_rows = out->lse_alike = 0;
+    for (int32_t e = 0; e < r->heads && !code; e++) {
+        r->head[e].t = base;
+        r->head[e].ride = r;
+        code = openLane(&r->head[e], false, true, err);
+    }
+    for (int e = 0; e < threads && !code; e++) {
+        r->thread[e].t = base;
+        r->thread[e].ride = r;
+        r->thread[e].next = &r->next;
+        arg[e] = &r->thread[e];
+        code = openLane(&r->thread[e], true, false, err);
+    }
+    if (code) goto done;
+    dkv_runThreads(threads, beginHeads, arg);
+    for (int e = 0; e < threads && !code; e++)
+        if ((code = r->thread[e].code) && err) *err = r->thread[e].err;
+done:
+    free(arg);
+    return code;
+}
+
+void dkv_closeRide(dkv_ride *r) {
+    if (!r) return;
+    for (int32_t e = 0; r->head && e < r->heads; e++) closeLane(&r->head[e]);
+    for (int e = 0; r->thread && e < r->threads; e++) closeLane(&r->thread[e]);
+    free(r->head);
+    free(r->thread);
+    free(r);
+}
+
+dkv_rider *dkv_riderOf(dkv_ride *r, int thread) { return &r->thread[thread]; }
+
+void dkv_rideBegin(dkv_rider *w, const dkv_head *h, const dkv_block *b) {
+    const dkv_twin *head = &w->ride->head[h->kvh].t;
+    dkv_twin *t = &w->t;
+    t->h = *h;
+    t->b = *b; /* its operands stay the other's */
+    t->fit_s = head->fit_s;
+    t->fit_dp = head->fit_dp;
+    t->equal_k = head->equal_k;
+    t->equal_kv = head->equal_kv;
+    for (int e = 0; e < 2; e++) {
+        t->equal_any[e] = head->equal_any[e];
+        t->equal_own[e] = head->equal_own[e];
+    }
+    t->row_class = head->row_class;
+    t->dk = head->dk;
+    t->dv = head->dv;
+    prepareBlock(t);
+    t->has_exact = true;
+    dkv_twinBeginForward(t);
+    dkv_twinBeginBackward(t);
+}
+
+void dkv_rideTile(dkv_rider *w, const dkv_tile *tile, const double *s, const double *cap, const double *dp) {
+    dkv_twin *t = &w->t;
+    const size_t bytes = sizeof *s * (size_t)(t->b.m * tile->n);
+    t->t = *tile;
+    memcpy(t->s, s, bytes);
+    memcpy(t->dp, dp, bytes);
+    if (cap) memcpy(t->cap, cap, bytes);
+    prepareTile(t);
+    walkTile(t, true, true);
+}
+
+void dkv_rideKeys(dkv_rider *w) { dkv_twinBackwardKeys(&w->t); }
+
+void dkv_rideEnd(dkv_rider *w) {
+    dkv_twinEndForward(&w->t);
+    dkv_twinEndBackward(&w->t);
+}
+
+int dkv_finishRide(dkv_ride *r, dkv_err *err) {
+    int code = DKV_OK;
+    for (int32_t e = 0; e < r->heads && !code; e++) {
+        finishHead(&r->head[e].t);
+        code = countClasses(&r->head[e].t, err);
+    }
+    if (!code) dropUnclaimed(r->head[0].t.l, r->head[0].t.out);
     return code;
 }

@@ -7,6 +7,7 @@
 
 #include "reference.h"
 #include "twin_impl.h"
+#include "twin_ride.h"
 #include "twin_trial.inc"
 
 static uint64_t next(uint64_t *x) {
@@ -225,6 +226,44 @@ static void test_variants(void **state) {
     }
 }
 
+/* Truth, bound and twin in one traversal are those of two, bit for bit. */
+static void test_ride(void **state) {
+    (void)state;
+    static const char *const options[] = {"", "acc=tc", "bn=100"};
+    int rode = 0;
+    for (size_t e = 0; e < 4 * sizeof shapes / sizeof *shapes; e++) {
+        trial t;
+        dkv_oracle all;
+        dkv_err err = {0};
+        dkv_ref_options opt = {.threads = 3};
+        int64_t n[DKV_N_OUTPUTS];
+        runTrial(&t, shapes[e / 4], e % 4 == 3 ? "" : options[e % 4], fillRandom);
+        if (e % 4 == 3) { /* nothing rounded; a NaN in V */
+            t.a.p_format = t.a.ds_format = DUALKV_EXACT;
+            ((uint16_t *)t.in.v)[3] = 0x7fff;
+            consult(&t, 1);
+        }
+        rode += dkv_twinRides(&t.p, &t.in, &t.a);
+        assert_int_equal(dkv_allocOracle(&t.l, &all, &err), DKV_OK);
+        if (dkv_oracleAll(&t.p, &t.l, &t.in, &t.a, &opt, t.got.o, t.got.lse, &all, &err)) fail_msg("%s", err.text);
+        dkv_countOutputs(&t.l, n);
+        for (int k = 0; k < 4 * DKV_N_OUTPUTS; k++) {
+            const dkv_tensor_id id = (dkv_tensor_id)(k / 4);
+            const dkv_outputs *x[] = {&t.o.truth, &t.o.bound, &t.o.twin, &t.o.sigma2};
+            const dkv_outputs *y[] = {&all.truth, &all.bound, &all.twin, &all.sigma2};
+            assert_int_equal(t.o.has_twin[id], all.has_twin[id]);
+            if (k % 4 < 2 || t.o.has_twin[id])
+                if (n[id] && memcmp(dkv_outputAt(x[k % 4], id), dkv_outputAt(y[k % 4], id), sizeof(double) * (size_t)n[id]))
+                    fail_msg("%s: %s %d differs", shapes[e / 4], dkv_tensorName(id), k % 4);
+        }
+        assert_int_equal(t.o.lse_rows, all.lse_rows);
+        assert_int_equal(t.o.lse_alike, all.lse_alike);
+        dkv_freeOracle(&all);
+        closeTrial(&t);
+    }
+    assert_true(rode > 4);
+}
+
 static void test_threads(void **state) {
     (void)state;
     trial t;
@@ -373,7 +412,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flip),     cmocka_unit_test(test_chains),    cmocka_unit_test(test_clean),
         cmocka_unit_test(test_walk),     cmocka_unit_test(test_variants),  cmocka_unit_test(test_loops),
-        cmocka_unit_test(test_threads),  cmocka_unit_test(test_faults),    cmocka_unit_test(test_declared),
+        cmocka_unit_test(test_threads),  cmocka_unit_test(test_ride),
+        cmocka_unit_test(test_faults),    cmocka_unit_test(test_declared),
         cmocka_unit_test(test_partials), cmocka_unit_test(test_isolation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -271,7 +271,7 @@ static const float *equalRows(const dkv_twin *t, bool of_dv) {
     return (t->t.k_row >= seg->k_start ? t->equal_own : t->equal_any)[of_dv] + t->b.q_row * t->h.g;
 }
 
-static void addKeySums(dkv_twin *t) {
+void dkv_twinBackwardKeys(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n;
     const float *equal = equalRows(t, false), *equal_v = equalRows(t, true);
     double scale = t->p->scale, u2 = t->z.unit2, alike = dkv_twinAlike(dkv_twinMean(equal, m)),
@@ -316,7 +316,7 @@ static void addQueryTerms(dkv_twin *t) {
     dkv_twinAddFloats(t->prod, m * d, scale * t->k_unit, t->dq.a1);
 }
 
-static void addQueries(dkv_twin *t) {
+void dkv_twinBackwardQueries(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n, d = t->p->dqk;
     double alike = dkv_twinAlike(dkv_twinMean(t->equal_kv + t->t.k_row, n)), scale = t->p->scale;
     memcpy(t->before, t->dq.acc, sizeof(double) * (size_t)(m * d));
@@ -379,7 +379,6 @@ static void pickUnits(dkv_twin *t) {
 
 void dkv_twinBackwardPairs(dkv_twin *t) {
     pickUnits(t);
-    dkv_tileDp(&t->h, &t->b, &t->t, t->dp);
     if (!t->quick)
         dkv_chainSquares(&t->z, t->o1, t->v1, t->b.m, t->t.n, t->p->dv, t->dot_dp, t->sq_dp);
     clearColumns(t);
@@ -411,11 +410,6 @@ void dkv_twinBackwardRow(dkv_twin *t, int64_t i) {
         pairVariances(t, n, &r, lse, t->delta[i], t->delta_var[i]);
     t->dq.now[i] = sumPairs(t, i, n, s, dp);
     if (t->quick) sumVariances(t, i, n, equalRows(t, true)[i], equalRows(t, false)[i], t->w, t->w2);
-}
-
-void dkv_twinBackwardTile(dkv_twin *t) {
-    addQueries(t);
-    addKeySums(t);
 }
 
 void dkv_twinBeginBackward(dkv_twin *t) {

@@ -157,9 +157,10 @@ void dkv_twinForwardRow(dkv_twin *t, int64_t i); /* reads s and vs of the row */
 void dkv_twinForwardTile(dkv_twin *t);
 void dkv_twinEndForward(dkv_twin *t);
 void dkv_twinBeginBackward(dkv_twin *t);
-void dkv_twinBackwardPairs(dkv_twin *t);          /* before the first row of a tile */
-void dkv_twinBackwardRow(dkv_twin *t, int64_t i); /* reads vs; s becomes P */
-void dkv_twinBackwardTile(dkv_twin *t);
+void dkv_twinBackwardPairs(dkv_twin *t);          /* before the first row of a tile; reads dp */
+void dkv_twinBackwardRow(dkv_twin *t, int64_t i); /* reads vs; s becomes P, dp dS */
+void dkv_twinBackwardQueries(dkv_twin *t);        /* the tile's terms of dQ; */
+void dkv_twinBackwardKeys(dkv_twin *t);           /* of dK and dV, in order of blocks */
 void dkv_twinEndBackward(dkv_twin *t);
 
 #endif

@@ -220,6 +220,17 @@ static void dropOracle(dkv_case *c) {
     c->has_oracle = c->has_rep_oracle = false;
 }
 
+/* Where the truth stands in for what the kernel did not write, it must be there before the twin. */
+static int askInTurn(dkv_case *c, const dualkv_arithmetic *a, bool twin, const dkv_ref_options *ref, dkv_oracle *o,
+                     dkv_err *err) {
+    const dkv_side *s = &c->kernel;
+    const dkv_outputs *own = &c->run[c->judged_run].out;
+    int rc = dkv_oracleBound(s->p, s->l, s->in, a, ref, o, err);
+    if (rc || !twin) return rc;
+    standIn(c, o, own);
+    return dkv_oracleTwin(s->p, s->l, s->in, a, ref, own->o, own->lse, o, err);
+}
+
 static int askCpu(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
     const dkv_side *s = &c->kernel;
     const dkv_outputs *own = &c->run[c->judged_run].out;
@@ -235,9 +246,9 @@ static int askCpu(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *e
             c->has_rep_oracle = !rc;
         }
     }
-    if (!rc) rc = dkv_oracleBound(s->p, s->l, s->in, a, &ref, o, err);
-    if (!rc && twin) standIn(c, o, own);
-    if (!rc && twin) rc = dkv_oracleTwin(s->p, s->l, s->in, a, &ref, own->o, own->lse, o, err);
+    if (!rc && twin && !isAbsent(c, DKV_O) && !isAbsent(c, DKV_LSE))
+        rc = dkv_oracleAll(s->p, s->l, s->in, a, &ref, own->o, own->lse, o, err);
+    else if (!rc) rc = askInTurn(c, a, twin, &ref, o, err);
     if (!rc && s->d.replicated) rc = dkv_refBlocked(c->p, &c->packed, &c->in, &ref, &c->oracle.truth, err);
     return rc;
 }
