@@ -1,10 +1,10 @@
-/* oracle_bound.c: truth and bound of every element in one traversal (TOLERANCE.md, "Bound"), the twin along with them.
+/* oracle_bound.c: truth and bound of every element in one traversal (TOLERANCE.md, "Bound"), the twin with them.
  *
  * A work item is a block of rows of one KV head. It walks its key tiles three times: the truth's forward, with the
- * chains and maxima that the formulas need first; the bound's forward; both backwards. Scores and their sigma are
- * kept from the first walk where they fit. Products of magnitudes run in fp32 where the inputs' range allows, else in
- * fp64; the fp32 results are raised by their own error. dK and dV are summed block after block, in one fixed order, whatever the number
- * of threads. */
+ * chains and maxima that the formulas need first; the bound's forward; both backwards and the twin. Scores and their
+ * sigma are kept from the first walk where they fit. Products of magnitudes run in fp32 where the inputs' range
+ * allows, else in fp64; the fp32 results are raised by their own error. dK and dV are summed block after block, in
+ * one fixed order, whatever the number of threads. */
 #include <cblas.h>
 #include <math.h>
 #include <stdlib.h>
@@ -670,7 +670,8 @@ int dkv_oracleAll(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *i
     const riding twin = {kernel_o, kernel_lse};
     int rc = dkv_checkArithmetic(a, err);
     if (rc) return rc;
-    if (p->grad && kernel_o && kernel_lse && dkv_twinRides(p, in, a)) return traverse(p, l, in, a, opt, &twin, out, err);
+    if (p->grad && kernel_o && kernel_lse && dkv_twinRides(p, in, a))
+        return traverse(p, l, in, a, opt, &twin, out, err);
     rc = dkv_oracleBound(p, l, in, a, opt, out, err);
     return rc ? rc : dkv_oracleTwin(p, l, in, a, opt, kernel_o, kernel_lse, out, err);
 }

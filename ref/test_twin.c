@@ -253,7 +253,8 @@ static void test_ride(void **state) {
             const dkv_outputs *y[] = {&all.truth, &all.bound, &all.twin, &all.sigma2};
             assert_int_equal(t.o.has_twin[id], all.has_twin[id]);
             if (k % 4 < 2 || t.o.has_twin[id])
-                if (n[id] && memcmp(dkv_outputAt(x[k % 4], id), dkv_outputAt(y[k % 4], id), sizeof(double) * (size_t)n[id]))
+                if (n[id] &&
+                    memcmp(dkv_outputAt(x[k % 4], id), dkv_outputAt(y[k % 4], id), sizeof(double) * (size_t)n[id]))
                     fail_msg("%s: %s %d differs", shapes[e / 4], dkv_tensorName(id), k % 4);
         }
         assert_int_equal(t.o.lse_rows, all.lse_rows);

@@ -13,11 +13,11 @@ extern "C" {
 typedef struct dkv_ride dkv_ride;
 typedef struct dkv_rider dkv_rider; /* one thread's */
 
-/* May it ride? Not where its scores are others (operands rounded, tiles last first), where it needs more than one walk, or
- * where sums run through a whole head. */
+/* May it ride? Not where its scores are others (operands rounded, tiles last first), where it needs more than one
+ * walk, or where sums run through a whole head. */
 bool dkv_twinRides(const dkv_problem *p, const dkv_inputs *in, const dualkv_arithmetic *a);
-/* For so many threads. Kernel's O and LSE as for dkv_oracleTwin: complete before. *ride is closed by the caller, after
- * a failure too. */
+/* For so many threads. Kernel's O and LSE as for dkv_oracleTwin: complete before. *ride is closed by the caller,
+ * after a failure too. */
 int dkv_openRide(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
                  const double *kernel_o, const double *kernel_lse, int threads, dkv_oracle *out, dkv_ride **ride,
                  dkv_err *err);
