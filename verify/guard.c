@@ -22,8 +22,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pid_t *living;
 static int n_living, room;
 
-/* root may read any process, unless it gives that up; what it executes would have it again from the bounding set. */
+/* root may read any process, unless it gives that up; what it executes would have it again from the bounding set. Of this
+ * thread, and of those and the processes that it starts. */
 static void dropTracing(void) {
+#ifndef __SANITIZE_ADDRESS__ /* its leak check attaches to the process */
     struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct caps[2];
     if (syscall(SYS_capget, &head, caps)) return;
@@ -32,12 +34,13 @@ static void dropTracing(void) {
     caps[0].permitted &= ~(1u << CAP_SYS_PTRACE);
     caps[0].inheritable &= ~(1u << CAP_SYS_PTRACE);
     syscall(SYS_capset, &head, caps);
+#endif
 }
 
 void dkv_guardCoordinator(void) {
     dropTracing();
     guarded = prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
-#ifndef __SANITIZE_ADDRESS__ /* its leak check attaches to the process */
+#ifndef __SANITIZE_ADDRESS__
     prctl(PR_SET_DUMPABLE, 0);
 #endif
 }
