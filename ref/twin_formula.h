@@ -217,12 +217,12 @@ DKV_INLINE double dkv_twinWalk(const double *a, const double *b, int64_t d) {
  * the same error of exp: both add up before they are squared. Terms of 1 round nothing. */
 typedef struct dkv_formula_sum {
     double part, squares, lost, noise;
-    double last, last_u, run, alike, held;
+    double last, last_u, run, alike, held, together; /* together: of long runs, over tiles added before squared */
 } dkv_formula_sum;
 DKV_INLINE void dkv_formulaAdd(const dkv_noise *z, dkv_spacing ulp, dkv_formula_sum *s, double x,
                                double rel, double equal) {
     double stuck = z->stuck, less = x < s->part ? x : s->part, more = x < s->part ? s->part : x;
-    double moves = less > stuck * more ? 1 : 0, u, gap2, now;
+    double moves = less > stuck * more ? 1 : 0, u, gap2, off, now;
     s->part += x;
     u = dkv_spacingAt(ulp, s->part);
     s->lost += (1 - moves) * less;
@@ -232,8 +232,17 @@ DKV_INLINE void dkv_formulaAdd(const dkv_noise *z, dkv_spacing ulp, dkv_formula_
     if (u != s->last_u || gap2 + 2 * rel > u * u / 64) s->run = s->alike = s->held = 0;
     s->run++;
     s->alike += equal; /* the same number added again loses the same */
-    now = s->run * s->run > s->alike ? s->run * s->run : s->alike;
-    s->squares += u * u * (now - s->held);
+    off = x - u * rint(x / u); /* what each addition of this run takes, if the sum is a multiple of u; finer sums take less */
+    now = s->run > 1 && 12 * off * off > u * u ? 12 * off * off : u * u;
+    now *= s->run * s->run > s->alike ? s->run * s->run : s->alike;
+    if (s->run < 8) {
+        s->squares += now - s->held;
+    } else { /* of one score: so will the next tile's be, and err the same way */
+        double before = s->together;
+        if (s->run == 8) s->squares -= s->held, s->held = 0;
+        s->together += now - s->held;
+        s->lost += sqrt(s->together / 12) - sqrt(before / 12);
+    }
     s->held = now;
     if (gap2 < stuck * stuck / 16 * x * x) s->noise += 2 * (s->run - 1) * z->exp2 * x * x;
     s->last = x;

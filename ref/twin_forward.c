@@ -138,7 +138,8 @@ static void exactRow(const dkv_twin *t, int64_t n, const double *s, double ref, 
 static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fade, const double *rel,
                    const float *equal) {
     double part = 0, squares = 0, lost = 0, noise = 0, u, stuck = t->z.stuck, old = t->sum[i];
-    double last = 0, last_u = 0, run = 0, alike = 0, held = 0, exp2 = t->z.exp2 / t->z.unit2;
+    double last = 0, last_u = 0, run = 0, alike = 0, held = 0, together = 0,
+           exp2 = t->z.exp2 / t->z.unit2;
     for (int64_t j = 0; j < n; j++) {
         double x = p[j] * fade, less = x < part ? x : part, more = x < part ? part : x;
         double moves = less > stuck * more ? 1 : 0;
@@ -151,15 +152,22 @@ static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fa
         if (u != last_u || gap2 + 2 * rel[j] * t->z.unit2 > u * u / 64) run = alike = held = 0;
         run++;
         alike += equal[j]; /* the same number added again loses the same */
-        squares += u * u * (fmax(run * run, alike) - held);
-        held = fmax(run * run, alike);
+        double off = x - u * rint(x / u); /* what each addition of the run takes; a finer sum's takes less */
+        double now = (run > 1 ? fmax(12 * off * off, u * u) : u * u) * fmax(run * run, alike);
+        if (run < 8) {
+            squares += now - held;
+        } else { /* of one score: so will the next tile's be, and err the same way */
+            if (run == 8) squares -= held, held = 0;
+            together += now - held;
+        }
+        held = now;
         if (gap2 < stuck * stuck / 16 * x * x) noise += 2 * (run - 1) * exp2 * x * x;
         last = x;
         last_u = u;
     }
     t->score_var[i] += noise * t->z.unit2;
     t->sum_var[i] += squares / 12;
-    t->lost[i] += lost;
+    t->lost[i] += lost + sqrt(together / 12);
     t->sum[i] += part;
     if (old > part * stuck && part > old * stuck) {
         u = dkv_spacingAt(t->ulp_sum, t->sum[i]);
