@@ -172,7 +172,7 @@ ifeq ($(CUDA_SRC),)
 else ifeq ($(NVCC),)
 	@echo "nvcc not found: CUDA kernels are not built (everything else is)"
 else
-	$(MAKE) $(B)/libdualkv_cuda.so $(B)/test_device $(B)/test_oracle $(B)/examples/cuda_kernel.so
+	$(MAKE) $(B)/libdualkv_cuda.so $(B)/test_device $(B)/examples/cuda_kernel.so
 endif
 
 # Machine code for sm_80 and sm_90a, and PTX for what comes later. CUDA's runtime is linked in: the plugin needs only
@@ -207,7 +207,7 @@ $(B)/examples/cuda_kernel.so: verify/examples/cuda_kernel.cu ref/dualkv_kernel.h
 	@mkdir -p $(@D)
 	$(NVCC) -shared $(filter-out -lineinfo,$(NVCCFLAGS)) -Xcompiler -fvisibility=default -I ref $< -o $@
 # Need a device to run, so `test` only builds them.
-$(B)/test_device $(B)/test_oracle: $(B)/%: $(B)/obj/cuda/%.o $(B)/libdualkv.a
+$(B)/test_device: $(B)/%: $(B)/obj/cuda/%.o $(B)/libdualkv.a
 	$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
 
 # A folder that runs on a bare machine: program, plugin, data, and the libraries they need beside them.
@@ -221,8 +221,8 @@ bundle: all cuda ## build/bundle and bundle.tar.gz: run on a machine without the
 	$(CC) -shared $(LDFLAGS) $(OBJ) $(LDLIBS) $(BUNDLE_RPATH) -Wl,--version-script=verify/dualkv.map \
 	  -o $(B)/bundle/libdualkv.so
 	mkdir $(B)/bundle/python && cp -r verify/python/dualkv $(B)/bundle/python/
-	for t in test_device test_oracle; do [ ! -f $(B)/$$t ] || $(CC) $(LDFLAGS) $(B)/obj/cuda/$$t.o $(B)/libdualkv.a \
-	  $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/$$t || exit 1; done
+	[ ! -f $(B)/test_device ] || $(CC) $(LDFLAGS) $(B)/obj/cuda/test_device.o $(B)/libdualkv.a \
+	  $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/test_device
 	tar -C $(B) -czf $(B)/bundle.tar.gz bundle
 	du -sh $(B)/bundle $(B)/bundle.tar.gz
 

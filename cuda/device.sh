@@ -33,7 +33,7 @@ repeat=('shape=1000+8x100 heads=8:1 dim=128' 'shape=1000+8x100 heads=8:2 dim=64 
 
 step machine "$dualkv" list device
 step plumbing "$build/test_device"
-step oracle "$build/test_oracle"
+step oracle "$dualkv" check ci --kernel cuda-fp64 --kernel cuda --oracle both --json "$out/check-oracles.jsonl"
 step cuda "$dualkv" check "${suites[@]}" --kernel cuda --json "$out/check-cuda.jsonl"
 step det "$dualkv" check "${suites[@]}" --kernel cuda+det --json "$out/check-cuda-det.jsonl"
 step replicated "$dualkv" check "${suites[@]}" --kernel cuda-replicated --json "$out/check-cuda-replicated.jsonl"

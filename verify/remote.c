@@ -15,6 +15,7 @@
 #define CPU_RATE 3e10    /* FLOP/s of a core in the references (README, Measured) */
 #define CPU_PASSES 6     /* truth, bound and twin cost so many plain references */
 #define CPU_SECONDS 5    /* what may take longer on the CPU goes to the device, if the kernel is there anyway */
+#define LARGE 1e12       /* FLOPs of a case that may need the device for itself */
 #define DEVICE_RATE 1e12 /* FLOP/s below which a device no longer answers: a hang */
 
 static const char *const modes[] = {"auto", "cpu", "cuda", "both"};
@@ -43,24 +44,28 @@ int dkv_openRemote(dkv_remote *r, dkv_oracle_mode mode, const char *plugin, doub
     r->mode = mode;
     r->least = CPU_SECONDS;
     pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->idle, NULL);
     if (plugin) snprintf(spec.path, sizeof spec.path, "%s", plugin);
     else if (!dkv_findBeside(DKV_CUDA_PLUGIN, spec.path, sizeof spec.path)) {
         r->absent = true;
         snprintf(r->why, sizeof r->why, "%s is not beside the program: `make cuda` builds it, where nvcc is",
                  DKV_CUDA_PLUGIN);
     }
-    dkv_initWorker(&r->worker, &spec, timeout);
-    r->worker.oracle = true;
+    for (int i = 0; i < DKV_REMOTE_WORKERS; i++) {
+        dkv_initWorker(&r->worker[i], &spec, timeout);
+        r->worker[i].oracle = true;
+    }
     if (mode == DKV_ORACLE_AUTO || mode == DKV_ORACLE_CPU) return 0;
-    dkv_outcome o = r->absent ? DKV_W_ERROR : dkv_startWorker(&r->worker);
+    dkv_outcome o = r->absent ? DKV_W_ERROR : dkv_startWorker(&r->worker[0]);
     if (o == DKV_W_OK) return 0;
-    dkv_fail(err, DKV_EHARNESS, "--oracle %s: %.400s", modes[mode], r->absent ? r->why : r->worker.why);
+    dkv_fail(err, DKV_EHARNESS, "--oracle %s: %.400s", modes[mode], r->absent ? r->why : r->worker[0].why);
     dkv_closeRemote(r);
     return DKV_EHARNESS;
 }
 
 void dkv_closeRemote(dkv_remote *r) {
-    dkv_stopWorker(&r->worker);
+    for (int i = 0; i < DKV_REMOTE_WORKERS; i++) dkv_stopWorker(&r->worker[i]);
+    pthread_cond_destroy(&r->idle);
     pthread_mutex_destroy(&r->lock);
 }
 
@@ -166,24 +171,61 @@ static int readAnswer(dkv_remote_oracle *out, dkv_err *err) {
     return 0;
 }
 
-/* Sends it, with the lock held. */
-static int ask(dkv_remote *r, int fd, int64_t bytes, double work, dkv_remote_oracle *out, dkv_err *err) {
-    if (r->absent) return dkv_fail(err, DKV_EREFUSED, "%s", r->why);
-    const bool fresh = r->worker.pid == 0;
-    dkv_outcome o = dkv_startWorker(&r->worker);
-    if (o == DKV_W_ERROR && fresh) { /* no device: there will be none for the next case, either */
+/* A worker that is idle: the first for large cases, any other rather than that for small ones. */
+static int takeWorker(dkv_remote *r, bool large) {
+    int found = -1;
+    pthread_mutex_lock(&r->lock);
+    for (;;) {
+        for (int i = large ? 0 : DKV_REMOTE_WORKERS - 1; i >= 0 && found < 0; i--)
+            if (!r->busy[i]) found = i;
+        if (found >= 0) break;
+        pthread_cond_wait(&r->idle, &r->lock);
+    }
+    r->busy[found] = true;
+    pthread_mutex_unlock(&r->lock);
+    return found;
+}
+
+static void giveWorker(dkv_remote *r, int i) {
+    pthread_mutex_lock(&r->lock);
+    r->busy[i] = false;
+    pthread_cond_broadcast(&r->idle);
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* There is no device: there will be none for the next case, either. */
+static bool isAbsent(dkv_remote *r, const char *why, dkv_err *err) {
+    pthread_mutex_lock(&r->lock);
+    if (why && !r->absent) {
         r->absent = true;
-        snprintf(r->why, sizeof r->why, "%s", r->worker.why);
+        snprintf(r->why, sizeof r->why, "the oracle on the device: %.400s", why);
     }
-    const double patience = r->worker.timeout;
+    const bool absent = r->absent;
+    if (absent) dkv_fail(err, DKV_EREFUSED, "%s", r->why);
+    pthread_mutex_unlock(&r->lock);
+    return absent;
+}
+
+static int ask(dkv_remote *r, int fd, int64_t bytes, double work, dkv_remote_oracle *out, dkv_err *err) {
+    if (isAbsent(r, NULL, err)) return DKV_EREFUSED;
+    const int at = takeWorker(r, work > LARGE);
+    dkv_worker *w = &r->worker[at];
+    const bool fresh = w->pid == 0;
+    const double patience = w->timeout;
+    dkv_outcome o = dkv_startWorker(w);
+    const bool none = o == DKV_W_ERROR && fresh;
     if (o == DKV_W_OK) {
-        r->worker.timeout += work * CPU_PASSES / DEVICE_RATE;
-        o = dkv_askOracle(&r->worker, fd, bytes, &out->seconds, &out->flops);
+        w->timeout += work * CPU_PASSES / DEVICE_RATE;
+        o = dkv_askOracle(w, fd, bytes, &out->seconds, &out->flops);
+        w->timeout = patience;
     }
-    r->worker.timeout = patience;
-    if (o == DKV_W_OK) return 0;
-    return dkv_fail(err, o == DKV_W_ERROR ? DKV_EREFUSED : DKV_EHARNESS, "the oracle on the device%s: %.400s",
-                    o == DKV_W_CRASHED ? " crashed" : "", r->worker.why);
+    int rc = 0;
+    if (none) rc = isAbsent(r, w->why, err) ? DKV_EREFUSED : 0;
+    else if (o != DKV_W_OK)
+        rc = dkv_fail(err, o == DKV_W_ERROR ? DKV_EREFUSED : DKV_EHARNESS, "the oracle on the device%s: %.400s",
+                      o == DKV_W_CRASHED ? " crashed" : "", w->why);
+    giveWorker(r, at);
+    return rc;
 }
 
 int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
@@ -209,9 +251,7 @@ int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, co
     out->bytes = (size_t)h->bytes;
     dkv_countOutputs(l, n);
     writeQuestion(h, base, p, in, n, kernel_o, kernel_lse);
-    pthread_mutex_lock(&r->lock);
     rc = ask(r, fd, h->bytes, workOf(p), out, err);
-    pthread_mutex_unlock(&r->lock);
     if (!rc) rc = readAnswer(out, err);
     if (rc) dkv_freeRemoteOracle(out);
 done:

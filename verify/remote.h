@@ -1,7 +1,7 @@
 /* remote.h: the oracle on a device (ref/device_oracle.h), in a process of its own: this program again, as a worker
  * that opens the CUDA plugin. The coordinator never touches CUDA.
  *
- * One process serves a whole session, one question at a time. A question is an arena (a memfd): the problem, its
+ * A few processes serve a whole session, one question each at a time, large ones one after another. A question is an arena (a memfd): the problem, its
  * inputs, the declared arithmetic and, for the twin, what the kernel left in O and LSE; the answer is written into
  * the same arena, which then is the case's oracle. What goes wrong is words: a refusal (no device, no memory there)
  * sends the case to the CPU's oracle where the choice was ours, and ends it where the device was asked for; a crash,
@@ -23,10 +23,14 @@ typedef enum dkv_oracle_mode {
 
 typedef enum dkv_question { DKV_ASK_TRUTH, DKV_ASK_BOUND, DKV_ASK_TWIN } dkv_question; /* each with those before it */
 
+#define DKV_REMOTE_WORKERS 4
+
 typedef struct dkv_remote {
     dkv_oracle_mode mode;
-    pthread_mutex_t lock;
-    dkv_worker worker;
+    pthread_mutex_t lock; /* of all but the workers that are busy */
+    pthread_cond_t idle;
+    dkv_worker worker[DKV_REMOTE_WORKERS];
+    bool busy[DKV_REMOTE_WORKERS];
     double least;  /* auto: seconds on the CPU from which on the device is asked */
     bool absent;   /* there is no plugin or no device; not asked again */
     char why[512]; /* of that */
