@@ -72,6 +72,7 @@ int dkv_compareOracles(const dkv_problem *p, const dkv_layout *l, const dkv_inpu
 typedef struct dkv_remote_server dkv_remote_server;
 /* Loads the plugin; the device's names. DKV_W_ERROR: there is none, in words. */
 dkv_outcome dkv_openServer(const char *plugin, dkv_remote_server **out, dkv_gpu_info *gpu, char *why, size_t n);
+void dkv_closeServer(dkv_remote_server *s);
 /* Answers the question in the arena. */
 dkv_outcome dkv_serveQuestion(dkv_remote_server *s, int fd, int64_t bytes, double *seconds, double *flops, char *why,
                               size_t n);

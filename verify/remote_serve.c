@@ -61,6 +61,11 @@ dkv_outcome dkv_openServer(const char *plugin, dkv_remote_server **out, dkv_gpu_
     return o;
 }
 
+void dkv_closeServer(dkv_remote_server *s) {
+    if (s && s->so) dlclose(s->so);
+    free(s);
+}
+
 /* What the device holds for one question. */
 typedef struct job {
     dkv_problem p;

@@ -267,6 +267,7 @@ static int serve(int channel, const dualkv_kernel *table, const char *options) {
     if (s) {
         dropProblem(s);
         dkv_closeGpu(s->gpu);
+        dkv_closeServer(s->oracle);
         dkv_closeKernel(&s->kernel);
     }
     free(q);
