@@ -10,8 +10,9 @@
     $ dualkv check files:captured --kernel cuda    # another kernel on the same inputs
 
 Each captured call becomes one file, ``step100-layer0.safetensors``: q, k, v, o, and where they are known lse, do, dq, dk,
-dv, with the problem line that they belong to. What is captured are copies: the step computes what it would have computed.
-Outside of the chosen steps and layers nothing is copied and nothing is hooked.
+dv, with the problem line that they belong to. What is captured are copies, and hooks look at gradients without changing
+them; with torch, q, k and v reach the function through an alias each (view_as), so that the gradients seen are those of this
+call alone. Outside of the chosen steps and layers nothing is copied, hooked or aliased.
 """
 
 from __future__ import annotations
