@@ -33,7 +33,7 @@ one() { # ID, or - for the clean build
     esac
 }
 export -f one
-table=$(printf '%s\n' - $ids | xargs -P "${JOBS:-$(nproc)}" -n 1 bash -c 'one "$0"' | tee /dev/stderr)
+table=$(printf '%s\n' - $ids | xargs -P "${JOBS:-$(nproc)}" -n 1 bash -c 'one "$0"' | tee >(cat >&2))
 found=$(grep -c '^found' <<<"$table")
 echo "$found of $(wc -w <<<"$ids") planted faults found"
 [ "$found" = "$(wc -w <<<"$ids")" ] && grep -q '^ok' <<<"$table"
