@@ -52,7 +52,7 @@ typedef struct lane { /* one thread's */
     dkv_row_chains rows;
     double *kept; /* [2, KEEP_PAIRS] */
     int64_t used;
-    double *s, *sigma, *dp, *wq, *wv;     /* [m, tile] */
+    double *s, *sigma, *dp, *wq, *wk, *wv; /* [m, tile] */
     double *p, *ds, *cap;                 /* [m, tile]: the truth's backward; cap: NULL without softcap */
     double *a, *c;                        /* fp64 operands: magnitudes of rows or keys */
     float *qf, *df, *kf, *vf;             /* fp32 magnitudes of the block's and the tile's operands */
@@ -366,11 +366,11 @@ static void backwardRows(lane *t, const dkv_tile *tile, const pairs *x) {
     const dkv_units *u = &t->w->units;
     const int64_t n = tile->n, fold = u->a->acc_fold_dq ? u->a->acc_fold_dq : u->a->acc_fold;
     for (int64_t i = 0; i < t->at.b.m; i++) {
-        double *wq = t->wq + i * n, *wv = t->wv + i * n, *dp = t->dp + i * n;
+        double *wq = t->wq + i * n, *wk = t->wk + i * n, *wv = t->wv + i * n;
         if (!takesPart(t, i)) {
             memset(wq, 0, sizeof *wq * (size_t)n);
             memset(wv, 0, sizeof *wv * (size_t)n);
-            memset(dp, 0, sizeof *dp * (size_t)n);
+            memset(wk, 0, sizeof *wk * (size_t)n);
             continue;
         }
         const dkv_backward_row r = {t->lse[i],
@@ -380,8 +380,8 @@ static void backwardRows(lane *t, const dkv_tile *tile, const pairs *x) {
                                     dkv_sumError(u, t->rows.n[i], t->rows.steps[i], t->rows.tiles[i], fold),
                                     slopeOf(t, i),
                                     distanceOf(t, tile, i)};
-        dkv_backwardRow(u, &r, n, x->s + i * n, x->sigma + i * n, t->p + i * n, wq, dp, t->w->chain_k + tile->k_row,
-                        wq, dp, wv);
+        dkv_backwardRow(u, &r, n, x->s + i * n, x->sigma + i * n, t->p + i * n, wq, t->dp + i * n,
+                        t->w->chain_k + tile->k_row, wq, wk, wv);
     }
 }
 
@@ -403,11 +403,11 @@ static void walkBackward(lane *t) {
         if (t->cap) dkv_tileScores(&t->at.h, &t->at.b, &tile, x.s, t->cap);
         dkv_tileDp(&t->at.h, &t->at.b, &tile, t->dp);
         dkv_truthBackwardRows(&t->truth, &tile, x.s, t->cap, t->dp, t->p, t->ds);
-        if (t->rider) dkv_rideTile(t->rider, &tile, x.s, t->cap, t->dp);
         crossMagnitudes(t, t->at.b.d_o, t->df, tile.v, t->vf, dv, n, t->wq);
         backwardRows(t, &tile, &x);
+        if (t->rider) dkv_rideTile(t->rider, &tile, x.s, t->cap, t->dp); /* the last to need them */
         addToRows(t, t->wq, n, tile.k, t->kf, dqk, t->acc_q);
-        sumOverRows(t, t->dp, n, t->at.b.q, t->qf, dqk);
+        sumOverRows(t, t->wk, n, t->at.b.q, t->qf, dqk);
         dkv_awaitTurn(&t->at, tile.k_row, tile.k_row + n);
         dkv_truthBackwardKeys(&t->truth, &tile, t->p, t->ds);
         if (t->rider) dkv_rideKeys(t->rider);
@@ -473,7 +473,7 @@ static int openLane(work *w, lane *t, dkv_mutant mutant, dkv_err *err) {
     if (rc) return rc;
     const int64_t m = t->at.h.max_m, big = max64(m, k);
     t->kept = malloc(sizeof(double) * (size_t)(2 * KEEP_PAIRS));
-    t->s = malloc(sizeof(double) * (size_t)(8 * m * k));
+    t->s = malloc(sizeof(double) * (size_t)(9 * m * k));
     t->a = malloc(sizeof(double) * (size_t)((2 * big + k) * d));
     t->qf = malloc(sizeof(float) * (size_t)(m * (dqk + dv) + k * (dqk + dv) + m * k + big * max64(d, k)));
     t->o = malloc(sizeof(double) * (size_t)(m * (2 * dv + dqk + 4) + dv));
@@ -483,7 +483,8 @@ static int openLane(work *w, lane *t, dkv_mutant mutant, dkv_err *err) {
     t->sigma = t->s + m * k;
     t->dp = t->sigma + m * k;
     t->wq = t->dp + m * k;
-    t->wv = t->wq + m * k;
+    t->wk = t->wq + m * k;
+    t->wv = t->wk + m * k;
     t->p = t->wv + m * k;
     t->ds = t->p + m * k;
     t->cap = w->p->softcap > 0 ? t->ds + m * k : NULL;
@@ -585,7 +586,7 @@ static void copyNonFinite(const dkv_layout *l, dkv_oracle *o) {
 static int64_t laneBytes(const dkv_head *h) {
     const int64_t m = max64(h->max_m, DKV_TILE_KEYS);
     return dkv_blockBytes(h) + dkv_truthBytes(h) + 16 * KEEP_PAIRS + ((int64_t)32 << 20) +
-           8 * m * (10 * DKV_TILE_KEYS + 16 * 256);
+           8 * m * (11 * DKV_TILE_KEYS + 16 * 256);
 }
 
 static int openWork(work *w, const dkv_ref_options *opt, dkv_err *err) {

@@ -718,13 +718,12 @@ void dkv_rideBegin(dkv_rider *w, const dkv_head *h, const dkv_block *b) {
     dkv_twinBeginBackward(t);
 }
 
-void dkv_rideTile(dkv_rider *w, const dkv_tile *tile, const double *s, const double *cap, const double *dp) {
+void dkv_rideTile(dkv_rider *w, const dkv_tile *tile, double *s, double *cap, double *dp) {
     dkv_twin *t = &w->t;
-    const size_t bytes = sizeof *s * (size_t)(t->b.m * tile->n);
     t->t = *tile;
-    memcpy(t->s, s, bytes);
-    memcpy(t->dp, dp, bytes);
-    if (cap) memcpy(t->cap, cap, bytes);
+    t->s = s;
+    t->cap = cap;
+    t->dp = dp;
     prepareTile(t);
     walkTile(t, true, true);
 }

@@ -76,6 +76,62 @@ dkv_chainStep dkv_walkStep(const double *w, int64_t n, double least, double fact
     return k;
 }
 
+static void addEach(const dkv_noise *z, dkv_spacing ulp, dkv_formula_sum *s, int64_t n, const double *p, double fade,
+                    const double *rel, const float *equal) {
+    for (int64_t j = 0; j < n; j++) dkv_formulaAdd(z, ulp, s, p[j] * fade, rel[j] * z->unit2, equal[j]);
+}
+
+#define CHOOSE(mask, a, b) ((lanes)(((places)(a) & (mask)) | ((places)(b) & ~(mask))))
+
+/* LANES terms at a time where each moves the sum and none is alike the one before it: the usual case. */
+DKV_CLONES
+void dkv_twinAddTerms(const dkv_noise *z, dkv_spacing ulp, dkv_formula_sum *s, int64_t n, const double *p,
+                      double fade, const double *rel, const float *equal) {
+    const lanes zero = {0}, one = zero + 1;
+    const double stuck = z->stuck;
+    lanes noise = zero, squares = zero;
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES) {
+        lanes x, r, eq, after, before, u, last, last_u;
+        memcpy(&x, p + j, sizeof x);
+        memcpy(&r, rel + j, sizeof r);
+        for (int e = 0; e < LANES; e++) eq[e] = equal[j + e];
+        x *= fade;
+        r *= z->unit2;
+        after = x;
+        PREFIX(after);
+        if (after[LANES - 1] == 0) continue; /* nothing is added */
+        after += s->part;
+        before = __builtin_shuffle(zero + s->part, after, (places){0, 8, 9, 10, 11, 12, 13, 14});
+        u = (lanes)((places)after & 0x7ff0000000000000);
+        u = CHOOSE((u > ulp.least), u, zero + ulp.least) * ulp.scale;
+        last = __builtin_shuffle(zero + s->last, x, (places){0, 8, 9, 10, 11, 12, 13, 14});
+        last_u = __builtin_shuffle(zero + s->last_u, u, (places){0, 8, 9, 10, 11, 12, 13, 14});
+        places small = x < before, plain = CHOOSE(small, x, before) > stuck * CHOOSE(small, before, x);
+        lanes off = (lanes)((places)(x - 1) & INT64_MAX), gap = x - last;
+        plain &= (off >= 0.5 * stuck) & ((u != last_u) | (gap * gap + 2 * r > u * u * (1.0 / 64)));
+        int64_t all = -1;
+        for (int e = 0; e < LANES; e++) all &= plain[e];
+        if (!all) {
+            addEach(z, ulp, s, LANES, p + j, fade, rel + j, equal + j);
+            continue;
+        }
+        lanes each = u * u * CHOOSE((eq > 1), eq, one), own = r * eq;
+        each[LANES - 1] = own[LANES - 1] = 0; /* the last by the formula: the next may be alike */
+        squares += each;
+        noise += own;
+        s->part = after[LANES - 2];
+        s->last = x[LANES - 2];
+        s->last_u = u[LANES - 2];
+        addEach(z, ulp, s, 1, p + j + LANES - 1, fade, rel + j + LANES - 1, equal + j + LANES - 1);
+    }
+    addEach(z, ulp, s, n - j, p + j, fade, rel + j, equal + j);
+    for (int e = 0; e < LANES; e++) {
+        s->squares += squares[e];
+        s->noise += noise[e];
+    }
+}
+
 DKV_CLONES
 void dkv_twinChain(const dkv_noise *z, dkv_chainStep k, int64_t d, const double *before, const double *after,
                    const double *mean2, double *out) {

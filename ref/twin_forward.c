@@ -131,49 +131,22 @@ static void exactRow(const dkv_twin *t, int64_t n, const double *s, double ref, 
     }
 }
 
-/* The row sum over one key tile, term by term as the kernel adds: variance of the roundings. Where one of
- * both is too small to be seen beside the other it is lost, and what is lost has one sign. Terms that are the
- * same within an eighth of the sum's spacing are rounded the same way while that spacing lasts, and the same
- * argument has the same error of exp: both add up before they are squared. Terms of 1 round nothing. */
+/* The row sum over one key tile, term by term as the kernel adds, and what is so far: where one of both is too small
+ * to be seen beside the other it is lost, and what is lost has one sign. */
 static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fade, const double *rel,
                    const float *equal) {
-    double part = 0, squares = 0, lost = 0, noise = 0, u, stuck = t->z.stuck, old = t->sum[i];
-    double last = 0, last_u = 0, run = 0, alike = 0, held = 0, together = 0,
-           exp2 = t->z.exp2 / t->z.unit2;
-    for (int64_t j = 0; j < n; j++) {
-        double x = p[j] * fade, less = x < part ? x : part, more = x < part ? part : x;
-        double moves = less > stuck * more ? 1 : 0;
-        part += x;
-        u = dkv_spacingAt(t->ulp_sum, part);
-        lost += (1 - moves) * less;
-        noise += rel[j] * equal[j];
-        if (moves == 0 || fabs(x - 1) < 0.5 * stuck) continue;
-        double gap2 = (x - last) * (x - last);
-        if (u != last_u || gap2 + 2 * rel[j] * t->z.unit2 > u * u / 64) run = alike = held = 0;
-        run++;
-        alike += equal[j]; /* the same number added again loses the same */
-        double off = x - u * rint(x / u); /* what each addition of the run takes; a finer sum's takes less */
-        double now = (run > 1 ? fmax(12 * off * off, u * u) : u * u) * fmax(run * run, alike);
-        if (run < 8) {
-            squares += now - held;
-        } else { /* of one score: so will the next tile's be, and err the same way */
-            if (run == 8) squares -= held, held = 0;
-            together += now - held;
-        }
-        held = now;
-        if (gap2 < stuck * stuck / 16 * x * x) noise += 2 * (run - 1) * exp2 * x * x;
-        last = x;
-        last_u = u;
-    }
-    t->score_var[i] += noise * t->z.unit2;
-    t->sum_var[i] += squares / 12;
-    t->lost[i] += lost + sqrt(together / 12);
-    t->sum[i] += part;
-    if (old > part * stuck && part > old * stuck) {
+    double u, stuck = t->z.stuck, old = t->sum[i];
+    dkv_formula_sum s = {0};
+    dkv_twinAddTerms(&t->z, t->ulp_sum, &s, n, p, fade, rel, equal);
+    t->score_var[i] += s.noise;
+    t->sum_var[i] += s.squares / 12;
+    t->lost[i] += s.lost;
+    t->sum[i] += s.part;
+    if (old > s.part * stuck && s.part > old * stuck) {
         u = dkv_spacingAt(t->ulp_sum, t->sum[i]);
         t->sum_var[i] += u * u / 12;
     } else {
-        t->lost[i] += old < part ? old : part;
+        t->lost[i] += old < s.part ? old : s.part;
     }
 }
 

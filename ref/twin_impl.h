@@ -142,6 +142,9 @@ typedef struct dkv_chainStep {
     double g, g2, ff, share; /* sums over them of g, g^2, f (1 - f); squares / (sum of weights)^2 */
     double g_first, f_first; /* of the first of them */
 } dkv_chainStep;
+/* dkv_formulaAdd for each of n terms p * fade of a row's sum; rel: variances of p, over unit2. */
+void dkv_twinAddTerms(const dkv_noise *z, dkv_spacing ulp, dkv_formula_sum *s, int64_t n, const double *p,
+                      double fade, const double *rel, const float *equal);
 /* Weights all alike. */
 dkv_chainStep dkv_evenStep(double count, double squares, double factor, double fold);
 /* Weights w[n], n <= DKV_TILE_KEYS, of any sign; those up to `least` in size round nothing. */

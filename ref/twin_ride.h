@@ -25,9 +25,9 @@ void dkv_closeRide(dkv_ride *ride);
 dkv_rider *dkv_riderOf(dkv_ride *ride, int thread);
 
 /* A block: the truth's LSE of its rows is there. Then each of its tiles, with scores (cap: tanh, where softcap is on)
- * and dP [m, n], which it copies; and, in turn (dkv_awaitTurn), the tile's sums into keys. */
+ * and dP [m, n], which it overwrites; and, in turn (dkv_awaitTurn), the tile's sums into keys. */
 void dkv_rideBegin(dkv_rider *t, const dkv_head *h, const dkv_block *b);
-void dkv_rideTile(dkv_rider *t, const dkv_tile *tile, const double *s, const double *cap, const double *dp);
+void dkv_rideTile(dkv_rider *t, const dkv_tile *tile, double *s, double *cap, double *dp);
 void dkv_rideKeys(dkv_rider *t);
 void dkv_rideEnd(dkv_rider *t);
 /* After all blocks, and after the bound. */
