@@ -164,6 +164,36 @@ static void test_loops(void **state) {
     }
 }
 
+/* A row's sum, several terms at a time and one by one: terms of all sizes, runs of equal ones, zeros, ones. */
+static void test_terms(void **state) {
+    (void)state;
+    const dkv_noise z = {.unit2 = DKV_ROUND_VAR * 0x1p-48, .exp2 = 0x1p-47, .stuck = 0x1p-24};
+    const dkv_spacing ulp = {0, 0x1p-23};
+    uint64_t r = 3;
+    for (int kind = 0; kind < 6; kind++) {
+        double p[100], rel[100];
+        float equal[100];
+        dkv_formula_sum a = {0}, b = {0};
+        for (int j = 0; j < 100; j++) {
+            p[j] = kind == 0 ? exp(normal(&r)) : kind == 1 ? exp(12 * normal(&r)) : kind == 2 ? 0.3 : j % 9 ? 0 : 1;
+            if (kind == 4) p[j] = j / 11 % 2 ? 0.7 : exp(normal(&r));
+            if (kind == 5) p[j] = j < 16 ? 0 : j == 50 ? NAN : exp(normal(&r));
+            rel[j] = p[j] * p[j];
+            equal[j] = (float)(1 + j % 3);
+        }
+        dkv_twinAddTerms(&z, ulp, &a, 100, p, 0.5, rel, equal);
+        for (int j = 0; j < 100; j++) dkv_formulaAdd(&z, ulp, &b, p[j] * 0.5, rel[j] * z.unit2, equal[j]);
+        if (kind == 5) {
+            assert_true(isnan(a.part) && isnan(b.part));
+            continue;
+        }
+        same(a.part, b.part, 1e-14, "sum", kind);
+        same(a.squares, b.squares, 1e-9, "its roundings", kind);
+        same(a.lost, b.lost, 1e-12, "what is lost", kind);
+        same(a.noise, b.noise, 1e-9, "its terms' errors", kind);
+    }
+}
+
 /* ---- the clean kernel ---- */
 
 static const char *const shapes[] = {
@@ -413,6 +443,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flip),     cmocka_unit_test(test_chains),    cmocka_unit_test(test_clean),
         cmocka_unit_test(test_walk),     cmocka_unit_test(test_variants),  cmocka_unit_test(test_loops),
+        cmocka_unit_test(test_terms),
         cmocka_unit_test(test_threads),  cmocka_unit_test(test_ride),
         cmocka_unit_test(test_faults),    cmocka_unit_test(test_declared),
         cmocka_unit_test(test_partials), cmocka_unit_test(test_isolation),
