@@ -103,6 +103,8 @@ static dkv_outcome describe(state *s, const dkv_request *q, dkv_reply *r) {
     d->counts_launches = k->launches != NULL;
     d->absent = k->absent;
     const char *reason = k->refuses(s->kernel.self, s->view);
+    if (!reason && s->table && k->memory == DUALKV_CUDA && s->problem.run == DKV_GRAPH)
+        reason = "run=graph: arrays of a Python function are made at each call, which a captured graph does not repeat";
     if (reason) {
         d->refused = 1;
         snprintf(d->reason, sizeof d->reason, "%s", reason);

@@ -22,6 +22,8 @@ def refuses(p):
         return "fp32"
     if p.dqk != p.dv or p.dqk % 8 or p.dqk > 128:
         return "head dimensions that are not equal, a multiple of 8 and at most 128"
+    if any(s.q_len == 1 for s in p.segments):
+        return "a sequence of one token"
     return None
 
 
