@@ -136,6 +136,52 @@ class Conventions(unittest.TestCase):
                 self.assertIn(r.returncode, (0, 4) if n.name == "cascade" else (0,), r.stdout + r.stderr)
 
 
+class Adapters(unittest.TestCase):
+    """What the harness does to put a problem to a function, and back: every convention but flex, without torch."""
+
+    SPECS = ["sdpa+convention=sdpa", "sdpa+convention=prefix-grouper", "cascade+convention=cascade",
+             "varlen+convention=flash-varlen", "dualkv+convention=flash-dualkv",
+             "dualkv+convention=flash-dualkv+packing=first", "dualkv+convention=flash-dualkv+packing=separate"]
+
+    def check(self, lines: list[str], specs: list[str]) -> "list[dict[str, Any]]":
+        kernels = [w for s in specs for w in ("--kernel", f"{DISHONEST.parent / 'conventions.py'}:{s}")]
+        with tempfile.TemporaryDirectory() as folder:
+            records = os.path.join(folder, "records.jsonl")
+            dualkv("check", *lines, *kernels, "--json", records, "--quiet")
+            return [json.loads(x) for x in Path(records).read_text().splitlines()]
+
+    def test_each_passes(self) -> None:
+        lines = ["shape=20+2x7,5/9+3 heads=4:2 dim=16 dtype=fp32", "shape=17+3x6 heads=2:2 dim=24:8 layout=strided",
+                 "shape=12k+3,4 heads=2:1 dim=8 dtype=fp32"]
+        records = self.check(lines, self.SPECS)
+        self.assertEqual(len(records), len(lines) * len(self.SPECS))
+        for r in records:
+            with self.subTest(line=r["line"], kernel=r["kernel"]):
+                self.assertIn(r["status"], ("PASSED", "INCONCLUSIVE"), r["why"])
+                if "dtype=fp32" in r["line"]:
+                    self.assertEqual((r["status"], r["profile"]), ("PASSED", "fp32"))
+
+    def test_masks_and_refusals(self) -> None:
+        lines = ["shape=20+2x7 heads=2:1 dim=8 dtype=fp32 mask=window:6:2", "shape=20+2x7 heads=2:1 dim=8 dtype=fp32 mask=block:4:0.5:3",
+                 "shape=20+2x7 heads=2:1 dim=8 dtype=fp32 mask=prefix", "shape=8+2x(4+2x3) heads=2:1 dim=8 dtype=fp32",
+                 "shape=8+2x5@3 heads=2:1 dim=8 dtype=fp32"]
+        got = {(r["kernel"].split(":")[-1], r["line"]): r["status"]
+               for r in self.check(lines, ["sdpa+convention=sdpa", "varlen+convention=flash-varlen"])}
+        self.assertEqual(len(got), 10)
+        for (kernel, what), status in got.items():
+            states = kernel.startswith("sdpa") or "mask=" not in what
+            self.assertEqual(status, "PASSED" if states else "UNSUPPORTED", (kernel, what))
+        trees = self.check(lines[3:], ["dualkv+convention=flash-dualkv", "sdpa+convention=prefix-grouper"])
+        self.assertEqual([(r["status"], "tree" in r["why"]) for r in trees],
+                         [("UNSUPPORTED", True), ("UNSUPPORTED", True), ("UNSUPPORTED", False), ("PASSED", False)])
+
+    def test_no_lse(self) -> None:
+        line = "shape=9+2x4 heads=2:1 dim=8 dtype=fp32"
+        passed, refused = self.check([line + " grad=off", line + " dlse=on"], ["no_lse+convention=sdpa"])
+        self.assertEqual((passed["status"], passed["not_judged"]), ("PASSED", ["LSE"]))
+        self.assertEqual(refused["status"], "UNSUPPORTED")
+
+
 class Options(unittest.TestCase):
     def test_options(self) -> None:
         self.assertEqual(host.parse_options("convention=sdpa,lse"), {"convention": "sdpa", "lse": "yes"})
