@@ -266,38 +266,34 @@ void dkv_tileDp(const dkv_head *h, const dkv_block *b, const dkv_tile *t, double
                 0.0, dp, (int)t->n);
 }
 
-void dkv_addRows(const dkv_head *h, const dkv_block *b, const dkv_tile *t, double alpha, const double *w,
-                 const double *x, int64_t d, bool finite, double *c, int64_t ldc) {
+/* The same sums pair by pair, where masked pairs must not touch what is not finite: into rows, or into keys. */
+static void addSeen(const dkv_head *h, const dkv_block *b, const dkv_tile *t, bool keys, double alpha, const double *w,
+                    const double *x, int64_t d, double *c, int64_t ldc) {
     uint8_t sees[DKV_TILE_KEYS];
-    if (finite || t->vis == 1) {
-        cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)b->m, (int)d, (int)t->n, alpha, w,
-                    (int)t->n, x, (int)d, 1.0, c, (int)ldc);
-        return;
-    }
     for (int64_t i = 0; i < b->m; i++) {
         if (i % h->g == 0) seesRow(h, b, t, b->r0 + i / h->g, sees);
         for (int64_t j = 0; j < t->n; j++) {
-            double a = alpha * w[i * t->n + j];
-            for (int64_t e = 0; sees[j] && e < d; e++) c[i * ldc + e] += a * x[j * d + e];
+            double a = alpha * w[i * t->n + j], *to = c + (keys ? j : i) * ldc;
+            const double *from = x + (keys ? i : j) * d;
+            for (int64_t e = 0; sees[j] && e < d; e++) to[e] += a * from[e];
         }
     }
 }
 
+void dkv_addRows(const dkv_head *h, const dkv_block *b, const dkv_tile *t, double alpha, const double *w,
+                 const double *x, int64_t d, bool finite, double *c, int64_t ldc) {
+    if (!finite && t->vis != 1) addSeen(h, b, t, false, alpha, w, x, d, c, ldc);
+    else
+        cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)b->m, (int)d, (int)t->n, alpha, w, (int)t->n, x,
+                    (int)d, 1.0, c, (int)ldc);
+}
+
 void dkv_addKeys(const dkv_head *h, const dkv_block *b, const dkv_tile *t, double alpha, const double *w,
                  const double *x, int64_t d, bool finite, double *c, int64_t ldc) {
-    uint8_t sees[DKV_TILE_KEYS];
-    if (finite || t->vis == 1) {
-        cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)t->n, (int)d, (int)b->m, alpha, w,
-                    (int)t->n, x, (int)d, 1.0, c, (int)ldc);
-        return;
-    }
-    for (int64_t i = 0; i < b->m; i++) {
-        if (i % h->g == 0) seesRow(h, b, t, b->r0 + i / h->g, sees);
-        for (int64_t j = 0; j < t->n; j++) {
-            double a = alpha * w[i * t->n + j];
-            for (int64_t e = 0; sees[j] && e < d; e++) c[j * ldc + e] += a * x[i * d + e];
-        }
-    }
+    if (!finite && t->vis != 1) addSeen(h, b, t, true, alpha, w, x, d, c, ldc);
+    else
+        cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)t->n, (int)d, (int)b->m, alpha, w, (int)t->n, x,
+                    (int)d, 1.0, c, (int)ldc);
 }
 
 static double *rowAt(const dkv_head *h, int64_t row, int64_t d, const double *packed) {
