@@ -632,8 +632,9 @@ struct dkv_ride {
 bool dkv_twinRides(const dkv_problem *p, const dkv_inputs *in, const dualkv_arithmetic *a) {
     dkv_twin t = {.p = p, .in = in, .a = a};
     declare(&t);
+    /* Not with a pass over the scores of its own: it walks tiles in the other's buffers. */
     return in->d_o && !in->sink && a->in_format == DUALKV_EXACT && !a->key_order && !a->delta_exact && t.parts == 1 &&
-           !t.table;
+           !t.table && !a->p_normalised;
 }
 
 static void *beginHeads(void *arg) {
