@@ -45,7 +45,7 @@ $(B)/obj/%.o: %.c Makefile | deps
 	$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
 
 # The inner loops of the blocked references: -O2 vectorises too little in gcc 12.
-$(B)/obj/ref/tiles.o $(B)/obj/ref/vexp.o $(B)/obj/ref/truth.o $(B)/obj/ref/twin_squares.o $(B)/obj/ref/twin_loops.o $(B)/obj/ref/bound_terms.o $(B)/obj/ref/bound_chains.o $(B)/obj/ref/oracle_bound.o: CFLAGS += -O3
+$(B)/obj/ref/tiles.o $(B)/obj/ref/vexp.o $(B)/obj/ref/truth.o $(B)/obj/ref/twin_squares.o $(B)/obj/ref/twin_loops.o $(B)/obj/ref/twin_forward.o $(B)/obj/ref/twin_backward.o $(B)/obj/ref/twin_chain.o $(B)/obj/ref/oracle_twin.o $(B)/obj/ref/bound_terms.o $(B)/obj/ref/bound_chains.o $(B)/obj/ref/oracle_bound.o: CFLAGS += -O3
 
 # The commit is compiled into one small file only, rewritten when it changes.
 $(B)/commit.h: FORCE

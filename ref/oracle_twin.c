@@ -89,6 +89,7 @@ static void quickRow(const dkv_twin *t, int64_t n, double norm, const double *s,
     const double *k_norm = t->k_norm;
     const float *fit = t->fit_s.var;
     dkv_quick q = t->quick_s;
+#pragma GCC ivdep
     for (int64_t j = 0; j < n; j++) {
         double x = s[j] > -DBL_MAX ? s[j] : 0, size = norm * k_norm[j],
                sq = dkv_quickSquares(q, x * x * by, size);

@@ -84,6 +84,7 @@ static inline __attribute__((always_inline)) void pairVariancesOf(const dkv_twin
     const double *vs = t->vs, *vd = t->vd, *cap = r->cap, *in_p = r->p;
     double *restrict s = r->s, *restrict dp = r->ds;
     float *restrict w_p = r->w_p, *restrict w_ds = r->w_ds, *restrict w_row = r->w_row;
+#pragma GCC ivdep
     for (int64_t j = 0; j < n; j++) {
         bool sees = s[j] > -DBL_MAX;
         double x = sees ? s[j] - lse : 0, p = sees ? in_p[j] : 0, last_p = p < flush ? p * p : least2,
@@ -129,6 +130,7 @@ static void quickPairs(const dkv_twin *t, int64_t n, const pairRow *r, double ls
     const double *vs = t->vs, *vd = t->vd, *in_p = r->p;
     double *restrict s = r->s, *restrict dp = r->ds;
     float *restrict w_p = r->w_p, *restrict w_ds = r->w_ds;
+#pragma GCC ivdep
     for (int64_t j = 0; j < n; j++) {
         bool sees = s[j] > -DBL_MAX;
         double x = sees ? s[j] - lse : 0, p = sees ? in_p[j] : 0, dev = sees ? dp[j] - delta : 0;
@@ -148,6 +150,7 @@ DKV_CLONES
 static double sumPairs(dkv_twin *t, int64_t i, int64_t n, const double *p, const double *ds) {
     double stuck = t->z.stuck, squares, *col = t->col, *col_n = t->col_n, *col_p2 = t->col_p2,
            *col_ds2 = t->col_ds2;
+#pragma GCC ivdep
     for (int64_t j = 0; j < n; j++) {
         col_n[j] += p[j] > stuck * col[j] ? 1 : 0;
         col[j] += p[j];
@@ -164,6 +167,7 @@ DKV_CLONES
 static void sumVariances(dkv_twin *t, int64_t i, int64_t n, float equal_v, float equal, const float *w_p,
                          const float *w_ds) {
     double by_p = equal_v * t->o_norm[i], by_ds = equal * t->q_norm[i], *vp = t->col_vp, *vds = t->col_vds;
+#pragma GCC ivdep
     for (int64_t j = 0; j < n; j++) {
         vp[j] += w_p[j] * by_p;
         vds[j] += w_ds[j] * by_ds;
@@ -177,6 +181,7 @@ static void quickDp(const dkv_twin *t, int64_t n, double norm, const double *dp,
     const double *v_norm = t->v_norm;
     const float *fit = t->fit_dp.var;
     dkv_quick q = t->quick_dp;
+#pragma GCC ivdep
     for (int64_t j = 0; j < n; j++) {
         double size = norm * v_norm[j], sq = dkv_quickSquares(q, dp[j] * dp[j], size);
         float unit = size > 0 ? (float)(sq / size) : 0;

@@ -100,30 +100,31 @@ static double setMaxima(dkv_twin *t, int64_t i, double *ref) {
     return old == top ? 1 : exp(old - top);
 }
 
-/* Of one key tile: P in units of the row's reference into p (`fade` = exp(ref - row's)), rounded; its
- * variance over unit2 into w. Masked pairs: s = -inf, P = 0. */
+/* Of one key tile, exact = exp(s - ref): P in units of the row's reference into p (`fade` = exp(ref - row's)),
+ * rounded; its variance over unit2 into w. Masked pairs: s = -inf, P = 0. */
 DKV_CLONES
-static void roundedRow(const dkv_twin *t, int64_t n, const double *s, double ref, double fade,
-                       double ref_var, const double *vs, double *p, float *w, double *rel) {
+static void roundedRow(const dkv_twin *t, int64_t n, const double *s, const double *exact, double ref, double fade,
+                       double ref_var, const double *vs, double *restrict p, float *restrict w,
+                       double *restrict rel) {
     dkv_rounder f = t->round_p;
     dkv_spacing ulp = t->ulp_p;
     double unit2 = t->z.unit2, exp2 = t->z.exp2, over = fade * fade / t->z.unit2;
     for (int64_t j = 0; j < n; j++) {
         double x = s[j] > -DBL_MAX ? s[j] - ref : 0, errs = x != 0 ? 1 : 0; /* exp(0) is 1 */
-        double v = p[j] * p[j] * (vs[j] + unit2 * x * x + errs * exp2), y = dkv_roundBy(f, p[j]);
+        double e = exact[j], v = e * e * (vs[j] + unit2 * x * x + errs * exp2), y = dkv_roundBy(f, e);
         rel[j] = v * over;
-        v = errs * (v + p[j] * p[j] * ref_var);
-        w[j] = (float)(dkv_flip(p[j], y, v, dkv_spacingAt(ulp, p[j])) * over);
+        v = errs * (v + e * e * ref_var);
+        w[j] = (float)(dkv_flip(e, y, v, dkv_spacingAt(ulp, e)) * over);
         p[j] = y * fade;
     }
 }
 
 DKV_CLONES
-static void exactRow(const dkv_twin *t, int64_t n, const double *s, double ref, double fade, const double *vs,
-                     double *p, float *w, double *rel) {
+static void exactRow(const dkv_twin *t, int64_t n, const double *s, const double *exact, double ref, double fade,
+                     const double *vs, double *restrict p, float *restrict w, double *restrict rel) {
     double unit2 = t->z.unit2, exp2 = t->z.exp2, over = 1 / t->z.unit2, prod = t->z.prod_p2 * over;
     for (int64_t j = 0; j < n; j++) {
-        double x = s[j] > -DBL_MAX ? s[j] - ref : 0, y = p[j] * fade, errs = x != 0 ? 1 : 0;
+        double x = s[j] > -DBL_MAX ? s[j] - ref : 0, y = exact[j] * fade, errs = x != 0 ? 1 : 0;
         double v = (vs[j] + unit2 * x * x + errs * exp2) * over;
         rel[j] = y * y * v;
         w[j] = (float)(y * y * (v + errs * prod));
@@ -190,12 +191,11 @@ void dkv_twinForwardRow(dkv_twin *t, int64_t i) {
             memset(w + at, 0, sizeof *w * (size_t)n);
             continue;
         }
-        dkv_vexpShift(s + at, ref[e], p + at, (size_t)n);
-        memcpy(exact + at, p + at, sizeof *p * (size_t)n);
+        dkv_vexpShift(s + at, ref[e], exact + at, (size_t)n);
         if (t->p_rounded)
-            roundedRow(t, n, s + at, ref[e], fade, ref_var, t->vs + at, p + at, w + at, rel);
+            roundedRow(t, n, s + at, exact + at, ref[e], fade, ref_var, t->vs + at, p + at, w + at, rel);
         else
-            exactRow(t, n, s + at, ref[e], fade, t->vs + at, p + at, w + at, rel);
+            exactRow(t, n, s + at, exact + at, ref[e], fade, t->vs + at, p + at, w + at, rel);
         sumRow(t, i, n, exact + at, fade, rel, t->equal_k + t->t.k_row + at);
     }
     if (t->quick) t->o.var[i] = dkv_twinWeighted(w, t->v_norm, t->equal_kv + t->t.k_row, t->t.n);
