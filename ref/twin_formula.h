@@ -147,12 +147,14 @@ DKV_INLINE double dkv_formulaChain(const dkv_noise *z, dkv_formula_step k, doubl
 }
 
 /* Its expected loss, signed as the sum; `size` = sum of |terms|. A sum of random signs loses what the
- * accumulator's own cut takes, CUT of the whole; a sum of one sign all of it. */
+ * accumulator's own cut takes, CUT of the whole; a sum of one sign all of it. Sums that fp32 holds exactly on both
+ * sides are of few terms of few bits: nothing was cut (and an expected loss would tip every tie of the output's
+ * rounding to one side). */
 DKV_INLINE double dkv_twinLoss(const dkv_noise *z, double fold, double before, double after,
                                   double count, double size) {
     double d = after - before, along = (before * (count - 1) + after * (count + 1)) / 2;
     double same = size > 0 ? fabs(d) / size : 0;
-    if (count < 1) return 0;
+    if (count < 1 || ((double)(float)before == before && (double)(float)after == after)) return 0;
     if (fold > 0) along = d * (fold < count ? fold : count) / 2;
     return z->gain * along * (DKV_TWIN_CUT + (1 - DKV_TWIN_CUT) * (same < 1 ? same : 1));
 }
