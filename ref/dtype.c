@@ -2,10 +2,10 @@
 
 #include <float.h>
 
-/* Fraction bits, smallest normal and largest exponent of each dualkv_dtype, and of DUALKV_TF32. */
-static const int fraction[4] = {7, 10, 23, 10};
-static const int min_exponent[4] = {-126, -14, -126, -126};
-static const int max_exponent[4] = {127, 15, 127, 127};
+/* Of each dualkv_dtype, and of DUALKV_TF32: 2^-(fraction bits + 1), half of the smallest subnormal, the largest value. */
+static const double roundoff[4] = {0x1p-8, 0x1p-11, 0x1p-24, 0x1p-11};
+static const double underflow[4] = {0x1p-134, 0x1p-25, 0x1p-150, 0x1p-137};
+static const double max_finite[4] = {0x1.fep127, 0x1.ffcp15, 0x1.fffffep127, 0x1.ffcp127};
 
 static uint64_t bitsOf(double x) {
     uint64_t u;
@@ -24,7 +24,7 @@ static double fromBits(uint64_t u) {
     { floor, EXPONENT, (uint64_t)(52 - (p)) << 52, limit }
 /* The limit is half way between the largest finite value and the next power of two. */
 static const dkv_rounder rounder[4] = {ROUNDER(7, 0x1p-126, 0x1.ffp127), ROUNDER(10, 0x1p-14, 0x1.ffep15),
-                                       ROUNDER(23, 0x1p-126, 0x1.ffffffp127), ROUNDER(10, -126, 0x1.ffep127)};
+                                       ROUNDER(23, 0x1p-126, 0x1.ffffffp127), ROUNDER(10, 0x1p-126, 0x1.ffep127)};
 
 dkv_rounder dkv_makeRounder(int32_t format) {
     static const dkv_rounder exact = {0, 0, 0, (double)INFINITY};
@@ -111,16 +111,15 @@ void dkv_encodeArray(const double *in, dualkv_dtype t, size_t n, void *restrict 
 }
 
 double dkv_unitRoundoff(int32_t format) {
-    return format < 0 || format > DUALKV_TF32 ? 0 : ldexp(1, -fraction[format] - 1);
+    return format < 0 || format > DUALKV_TF32 ? 0 : roundoff[format];
 }
 
 double dkv_underflow(int32_t format) {
-    return format < 0 || format > DUALKV_TF32 ? 0 : ldexp(1, min_exponent[format] - fraction[format] - 1);
+    return format < 0 || format > DUALKV_TF32 ? 0 : underflow[format];
 }
 
 double dkv_maxFinite(int32_t format) {
-    if (format < 0 || format > DUALKV_TF32) return DBL_MAX;
-    return (2 - ldexp(1, -fraction[format])) * ldexp(1, max_exponent[format]);
+    return format < 0 || format > DUALKV_TF32 ? DBL_MAX : max_finite[format];
 }
 
 double dkv_ulp(double x, int32_t format) {

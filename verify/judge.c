@@ -255,13 +255,13 @@ static bool measureRow(const double *got, const double *twin, const double *sigm
         n++;
         square += z * z < clip ? z * z : clip;
         mean += z > top ? top : z < -top ? -top : z;
-        z = (got[c] - dkv_roundTo(t, format)) / sqrt(s2);
+        double stored = dkv_roundTo(t, format), near = t - stored;
+        z = (got[c] - stored) / sqrt(s2);
         off += z > top ? top : z < -top ? -top : z;
         w = 1 / (s2 + h * h / 12);
         if (isfinite(w) && isfinite(t * t * w)) {
-            r->slope += w * t * (got[c] - dkv_roundTo(t, format));
+            r->slope += w * t * (got[c] - stored);
             r->weight += w * t * t;
-            double near = t - dkv_roundTo(t, format);
             r->noise += s2 > near * near ? w * fabs(t) * sqrt(s2 - near * near) : 0;
         }
     }
