@@ -9,11 +9,6 @@ from typing import NoReturn
 from . import _lib
 
 
-def environment() -> dict[str, str]:
-    """The program's environment: this interpreter serves FILE.py:FUNCTION, unless DUALKV_PYTHON names another."""
-    return {"DUALKV_PYTHON": sys.executable, **os.environ} if sys.executable else dict(os.environ)
-
-
 def main() -> NoReturn:
     """Becomes the program: same arguments, same exit code."""
     try:
@@ -22,7 +17,7 @@ def main() -> NoReturn:
         sys.exit(f"dualkv: {e}")
     sys.stdout.flush()
     try:
-        os.execve(program, ["dualkv", *sys.argv[1:]], environment())
+        os.execve(program, ["dualkv", *sys.argv[1:]], _lib.environment())
     except OSError as e:
         sys.exit(f"dualkv: {program}: cannot be run: {e.strerror}")
 

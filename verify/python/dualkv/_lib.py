@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from ctypes import (POINTER, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32,
                     c_uint64, c_void_p)
 from functools import lru_cache
@@ -127,6 +128,11 @@ def _find(name: str, variable: str, places: list[Path]) -> Path:
 def library_path() -> Path:
     """libdualkv.so: $DUALKV_LIBRARY, else the wheel's, else the build's."""
     return _find("libdualkv.so", "DUALKV_LIBRARY", _places(True))
+
+
+def environment() -> dict[str, str]:
+    """The program's environment: this interpreter serves FILE.py:FUNCTION, unless DUALKV_PYTHON names another."""
+    return {"DUALKV_PYTHON": sys.executable, **os.environ} if sys.executable else dict(os.environ)
 
 
 def program_path() -> Path:

@@ -18,7 +18,6 @@ from functools import lru_cache
 from typing import Any, Callable, Iterable
 
 from . import _lib, host
-from .__main__ import environment
 from .problem import Problem, What, canonical, lines_of
 
 #: Statuses that are not a defect of the kernel.
@@ -209,7 +208,7 @@ def _run(arguments: list[str], child_end: socket.socket | None,
     """The program with these arguments, served until it ends: exit code, records, words."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as words:
         child = subprocess.Popen([_program(), *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=words,
-                                 pass_fds=[child_end.fileno()] if child_end else [], env=environment())
+                                 pass_fds=[child_end.fileno()] if child_end else [], env=_lib.environment())
         try:
             if child_end:
                 child_end.close()
@@ -325,6 +324,7 @@ def _in_worker() -> bool:
 def assert_equivalent(fn: Kernel | str, what: What = "smoke", **options: Any) -> Result:
     """check(), as a test wants it: AssertionError with the sentence and the replay line unless everything passed, SkipTest
     (which pytest and unittest count) where the function refused every case."""
+    __tracebackhide__ = True
     result = check(fn, what, **options)
     if result.passed:
         return result

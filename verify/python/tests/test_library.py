@@ -78,6 +78,11 @@ class Library(unittest.TestCase):
         done = self.run_python("from dualkv import __main__ as m; m.main()", DUALKV_PROGRAM="/nonexistent")
         self.assertEqual((done.returncode, done.stderr), (1, "dualkv: DUALKV_PROGRAM=/nonexistent: no such file\n"))
 
+    def test_the_module_runs_as_the_program(self):
+        done = subprocess.run([sys.executable, "-W", "error", "-m", "dualkv", "version"], capture_output=True, text=True, timeout=60,
+                              env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(_lib.__file__)))})
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
     def test_a_program_of_another_build(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "dualkv")
