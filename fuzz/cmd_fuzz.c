@@ -32,6 +32,7 @@ typedef struct show {
     bool bar;
     long finished, defects;
     dkv_err trouble;
+    dkv_refusals refused;
     dkv_behaviour behaves; /* a kernel that declares no arithmetic: as what */
 } show;
 
@@ -82,6 +83,7 @@ static int takeCase(const dkv_fuzzed *f, void *arg) {
     show *s = arg;
     s->finished++;
     dkv_countBehaviour(&s->behaves, f->result->profile);
+    if (f->result->status == DKV_ST_UNSUPPORTED) dkv_countRefusal(&s->refused, f->result->why);
     if (dkv_logCase(&s->log, f, &s->trouble)) return 1;
     sayCase(s, f);
     if (s->bar) fprintf(stderr, "\r%ld cases, %ld defects", s->finished, s->defects);
@@ -110,6 +112,7 @@ static void saySummary(const show *s, const dkv_campaign *c, const long counts[D
     fprintf(s->out, first ? "none ran" : "; %.1f a second",
             (double)c->finished / (seconds > 0 ? seconds : 1));
     fprintf(s->out, "\n");
+    dkv_sayRefusals(&s->refused, s->out);
     dkv_sayBehaviour(&s->behaves, s->out);
     fflush(s->out);
 }
@@ -157,8 +160,9 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
     long counts[DKV_ST_N];
     s = (show){.cli = cli, .out = cli->json && !strcmp(cli->json, "-") ? stderr : stdout};
     s.bar = isatty(STDERR_FILENO) && isatty(STDOUT_FILENO) && !cli->quiet;
-    if (parseOptions(cli, &c, &profile, &seed, &err) || dkv_openSampler(profile, seed, &sampler, &err) ||
-        dkv_openLog(&s.log, cli->json, cli->resume, cli->kernels[0].text, &sampler, &err)) {
+    bool bad = parseOptions(cli, &c, &profile, &seed, &err) || dkv_openSampler(profile, seed, &sampler, &err);
+    sampler.forward = cli->forward;
+    if (bad || dkv_openLog(&s.log, cli->json, cli->resume, cli->kernels[0].text, &sampler, &err)) {
         dkv_closeSampler(&sampler);
         return dkv_complain(&err);
     }

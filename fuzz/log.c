@@ -41,10 +41,11 @@ static int takeRecord(dkv_log *log, const cJSON *o, dkv_err *err) {
         status == DKV_ST_N)
         return dkv_fail(err, DKV_EUSER, "not a record of a fuzzing run");
     if (strcmp(textOf(o, "kernel"), log->kernel) || strcmp(textOf(fuzz, "profile"), profile) ||
-        strcmp(textOf(fuzz, "seed"), seed))
+        strcmp(textOf(fuzz, "seed"), seed) || cJSON_HasObjectItem(fuzz, "forward") != log->sampler->forward)
         return dkv_fail(
-            err, DKV_EUSER, "is of kernel %.80s, seed %.24s, profile %.24s; this run is of %.80s, %s, %s",
-            textOf(o, "kernel"), textOf(fuzz, "seed"), textOf(fuzz, "profile"), log->kernel, seed, profile);
+            err, DKV_EUSER, "is of kernel %.80s, seed %.24s, profile %.24s%s; this run is of %.80s, %s, %s%s",
+            textOf(o, "kernel"), textOf(fuzz, "seed"), textOf(fuzz, "profile"), cJSON_HasObjectItem(fuzz, "forward") ? ", forward" : "",
+            log->kernel, seed, profile, log->sampler->forward ? ", forward" : "");
     log->counts[status]++;
     return setDone(log, (uint64_t)number->valuedouble, err);
 }
@@ -97,9 +98,9 @@ int dkv_logCase(dkv_log *log, const dkv_fuzzed *f, dkv_err *err) {
     const char *alone = f->alone < 0 ? "" : f->alone ? ",\"alone\":true" : ",\"alone\":false";
     int rc = json ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory for a record");
     if (!rc && asprintf(&whole,
-                        "%.*s,\"fuzz\":{\"profile\":\"%s\",\"seed\":\"%" PRIu64 "\",\"case\":%" PRIu64 "%s}}",
+                        "%.*s,\"fuzz\":{\"profile\":\"%s\",\"seed\":\"%" PRIu64 "\",\"case\":%" PRIu64 "%s%s}}",
                         (int)strlen(json) - 1, json, dkv_profileName((int)log->sampler->profile),
-                        log->sampler->seed, f->n, alone) < 0) {
+                        log->sampler->seed, f->n, log->sampler->forward ? ",\"forward\":true" : "", alone) < 0) {
         whole = NULL;
         rc = dkv_fail(err, DKV_EHARNESS, "out of memory for a record");
     }

@@ -374,7 +374,10 @@ int dkv_sampleCase(const dkv_sampler *s, uint64_t n, dkv_problem *p, dkv_err *er
         putMask(&d);
         putRest(&d);
         if (!dkv_parseProblem(d.line, dkv_knownFill, p, &why)) {
-            if (accepted(&d, p)) return 0;
+            if (accepted(&d, p)) {
+                if (s->forward) p->grad = p->dlse = false;
+                return 0;
+            }
             dkv_freeProblem(p);
         }
         if (d.attempt % 8 == 0 && d.longest > least) d.longest = d.longest * 7 / 8;

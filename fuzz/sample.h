@@ -14,6 +14,7 @@ typedef enum dkv_profile { DKV_QUICK, DKV_DEEP, DKV_GPU, DKV_N_PROFILES } dkv_pr
 typedef struct dkv_sampler {
     uint64_t seed;
     dkv_profile profile;
+    bool forward;    /* the same cases without gradients */
     double work_cap; /* most (pairs + 8 keys) * Hq * max(Dqk, Dv) of a case */
     int n_fills;     /* that need no files */
     dkv_cover cover;

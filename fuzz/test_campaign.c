@@ -132,6 +132,10 @@ static void a_cut_run_goes_on(void **state) {
     assert_int_equal(dkv_openSampler(DKV_QUICK, 5, &other, &err), 0);
     assert_int_equal(dkv_openLog(&log, path, true, "emu", &other, &err), DKV_EUSER);
     dkv_closeSampler(&other);
+    other = s;
+    other.forward = true; /* other cases */
+    assert_int_equal(dkv_openLog(&log, path, true, "emu", &other, &err), DKV_EUSER);
+    assert_non_null(strstr(err.text, "emu, 4, quick, forward"));
     dkv_closeSampler(&s);
     unlink(path);
 }

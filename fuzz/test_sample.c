@@ -130,6 +130,7 @@ static void cases_are_functions_of_seed_and_number(void **state) {
     double largest = 0;
     char line[DKV_LINE_MAX], again[DKV_LINE_MAX], previous[DKV_LINE_MAX] = "";
     dkv_sampler s, other;
+    dkv_problem back;
     dkv_err err = {0};
     assert_int_equal(dkv_openSampler(DKV_QUICK, 5, &s, &err), 0);
     assert_int_equal(dkv_openSampler(DKV_QUICK, 5, &other, &err), 0);
@@ -152,6 +153,14 @@ static void cases_are_functions_of_seed_and_number(void **state) {
         assert_int_equal(dkv_printProblem(&p, again, sizeof again, &err), 0);
         assert_string_equal(line, again);
         dkv_freeProblem(&p);
+        other.forward = true;
+        assert_int_equal(dkv_sampleCase(&other, n, &p, &err), 0);
+        assert_true(!p.grad && !p.dlse && dkv_printProblem(&p, again, sizeof again, &err) == 0);
+        assert_int_equal(dkv_parseProblem(again, dkv_knownFill, &back, &err), 0);
+        assert_true(!back.grad && back.seed == p.seed);
+        dkv_freeProblem(&back);
+        dkv_freeProblem(&p);
+        other.forward = false;
     }
     dkv_closeSampler(&s);
     dkv_closeSampler(&other);

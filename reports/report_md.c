@@ -2,6 +2,7 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -186,11 +187,33 @@ void dkv_writeReportTable(const dkv_report *r, FILE *f, bool markdown) {
     free(rows);
 }
 
+static bool isRefused(const dkv_report_case *c) { return strcmp(c->status, "UNSUPPORTED") == 0; }
+
+static bool isSameRefusal(const dkv_report_case *a, const dkv_report_case *b) {
+    return isRefused(a) && isRefused(b) && strcmp(a->why, b->why) == 0 && strcmp(a->kernel, b->kernel) == 0;
+}
+
+/* Refusals are told by reason, with the first line of each. */
+static void writeRefusals(const dkv_report *r, FILE *f) {
+    const char *before = "\n## What was refused\n\n";
+    for (long i = 0, n; i < r->n_cases; i++) {
+        const dkv_report_case *c = &r->cases[i];
+        for (n = 0; n < i && !isSameRefusal(&r->cases[n], c); n++) continue;
+        if (!isRefused(c) || n < i) continue;
+        long count = 0;
+        for (long k = i; k < r->n_cases; k++) count += isSameRefusal(&r->cases[k], c);
+        fprintf(f, "%s- %ld by %s: %s; first `%s`\n", before, count, c->kernel, c->why, c->line);
+        before = "";
+    }
+}
+
 static void writeCases(const dkv_report *r, FILE *f) {
-    if (r->n_cases == 0) return;
-    fprintf(f, "\n## What did not pass\n");
+    const char *before = "\n## What did not pass\n";
     for (long i = 0; i < r->n_cases; i++) {
         const dkv_report_case *c = &r->cases[i];
+        if (isRefused(c)) continue;
+        fputs(before, f);
+        before = "";
         fprintf(f, "\n- **%s** `%s`: %s\n\n      %s\n", c->status, c->line, c->why, c->replay);
     }
 }
@@ -205,7 +228,7 @@ static void writePower(const dkv_report *r, FILE *f) {
     dkv_writePowerTable(&r->power, f);
     if (dkv_countBlind(&r->power)) {
         fprintf(f, "\n**INCONCLUSIVE** in these strata:\n\n");
-        dkv_writeBlind(&r->power, f, "- ");
+        dkv_writeBlind(&r->power, f, "- ", INT_MAX);
     }
 }
 
@@ -225,6 +248,7 @@ int dkv_writeReportPage(const dkv_report *r, const char *path, dkv_err *err) {
     dkv_writeReportTable(r, f, true);
     writePower(r, f);
     writeCases(r, f);
+    writeRefusals(r, f);
     int bad = ferror(f);
     if (fclose(f) != 0 || bad)
         return dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", path, strerror(errno));

@@ -112,16 +112,18 @@ int dkv_countBlind(const dkv_power_table *t) {
     return n;
 }
 
-void dkv_writeBlind(const dkv_power_table *t, FILE *f, const char *before) {
+void dkv_writeBlind(const dkv_power_table *t, FILE *f, const char *before, int most) {
     dkv_power_row *rows = sorted(t);
-    for (int i = 0, end; rows && i < t->n_rows; i = end) {
+    for (int i = 0, end; rows && i < t->n_rows && most > 0; i = end) {
         int n = 0;
         for (end = i; end < t->n_rows && isSame(&rows[end], &rows[i]); end++) {
             if (rows[end].caught) continue;
             if (n++) fprintf(f, ", %s", rows[end].fault);
             else fprintf(f, "%s%s (%s): no case would have seen %s", before, rows[i].stratum, rows[i].kernel, rows[end].fault);
         }
-        if (n) fprintf(f, "\n");
+        if (!n) continue;
+        fprintf(f, "\n");
+        most--;
     }
     free(rows);
 }

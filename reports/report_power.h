@@ -26,8 +26,8 @@ void dkv_freePowerTable(dkv_power_table *t);
 
 /* Strata in which some fault is caught by no case. */
 int dkv_countBlind(const dkv_power_table *t);
-/* One line each: "O response 17-64: no case would have seen first-key, scale". */
-void dkv_writeBlind(const dkv_power_table *t, FILE *f, const char *before);
+/* One line each, `most` at most: "O response 17-64: no case would have seen first-key, scale". */
+void dkv_writeBlind(const dkv_power_table *t, FILE *f, const char *before, int most);
 /* "one lost key up to length 330; a scale error of 3e-06; a dK gain of 2e-04" */
 void dkv_writePowerWords(const dkv_power_table *t, FILE *f);
 /* Markdown: stratum x fault -> caught by how many of how many cases, best ratio. */

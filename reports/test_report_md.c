@@ -68,6 +68,27 @@ static void power_is_summed_over_cases(void **state) {
     dkv_freeReport(&r);
 }
 
+/* Thousands of refusals for a few reasons are a few lines; failures each have theirs. */
+static void refusals_are_told_by_reason(void **state) {
+    (void)state;
+    char path[] = "/tmp/dualkv-test-XXXXXX", text[8192] = "";
+    dkv_report r = {0};
+    dkv_err err = {0};
+    assert_int_equal(dkv_addReport(&r, RECORD("shape=3", "UNSUPPORTED", "0", "0"), &err), 0);
+    assert_int_equal(dkv_addReport(&r, RECORD("shape=4", "FAILED", "2", "1"), &err), 0);
+    assert_int_equal(dkv_addReport(&r, RECORD("shape=5", "UNSUPPORTED", "0", "0"), &err), 0);
+    close(mkstemp(path));
+    assert_int_equal(dkv_writeReportPage(&r, path, &err), 0);
+    FILE *f = fopen(path, "r");
+    assert_true(fread(text, 1, sizeof text - 1, f) > 0);
+    fclose(f);
+    assert_non_null(strstr(text, "## What did not pass\n\n- **FAILED** `shape=4`: because\n"));
+    assert_non_null(strstr(text, "## What was refused\n\n- 2 by emu: because; first `shape=3`\n"));
+    assert_null(strstr(text, "shape=5"));
+    unlink(path);
+    dkv_freeReport(&r);
+}
+
 static void tensors_of_another_kind_are_left_out(void **state) {
     (void)state;
     static const char *const odd[] = {"[1,{},3]", "7", "{\"O\":5}", "null"};
@@ -130,7 +151,8 @@ static void the_page_names_what_did_not_pass(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(rows_hold_the_worst),
         cmocka_unit_test(power_is_summed_over_cases),
-                                       cmocka_unit_test(tensors_of_another_kind_are_left_out),
+        cmocka_unit_test(refusals_are_told_by_reason),
+        cmocka_unit_test(tensors_of_another_kind_are_left_out),
         cmocka_unit_test(bad_records_are_refused),
                                        cmocka_unit_test(the_page_names_what_did_not_pass)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -358,6 +358,12 @@ static int judgeAll(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
     return 0;
 }
 
+static bool anyJudged(const dkv_result *r) {
+    bool any = false;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) any |= r->tensor[id].present;
+    return any;
+}
+
 static bool fitsProfile(const dkv_result *r) {
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
         const dkv_judgement *j = &r->tensor[id];
@@ -377,14 +383,14 @@ static int judgeUndeclared(dkv_case *c, dkv_err *err) {
         r->arithmetic = fit->a;
         rc = dkv_consultOracle(c, &fit->a, true, err);
         if (!rc) rc = judgeAll(c, &fit->a, err);
-        if (!rc && fitsProfile(r)) snprintf(r->profile, sizeof r->profile, "%s", fit->words);
+        if (!rc && anyJudged(r) && fitsProfile(r)) snprintf(r->profile, sizeof r->profile, "%s", fit->words);
         if (rc || fit->held || r->profile[0]) return rc;
     }
     for (int i = 0; !rc && (name = dkv_arithmeticProfile(i, c->kernel.p, &r->arithmetic, &words)); i++) {
         rc = dkv_consultOracle(c, &r->arithmetic, true, err);
         if (!rc) rc = judgeAll(c, &r->arithmetic, err);
         if (!rc && fitsProfile(r)) {
-            snprintf(r->profile, sizeof r->profile, "%s", name);
+            if (anyJudged(r)) snprintf(r->profile, sizeof r->profile, "%s", name);
             break;
         }
     }
@@ -432,7 +438,8 @@ static int prepare(dkv_case *c, dkv_err *err) {
 /* A kernel that declares nothing and fits nothing was held to the loosest bound alone, which a lost response or an
  * ignored dLSE may pass. */
 static void admitIgnorance(dkv_case *c) {
-    if (c->result->status != DKV_ST_PASSED || c->kernel.d.arithmetic.declared || c->result->profile[0]) return;
+    const dkv_result *r = c->result;
+    if (r->status != DKV_ST_PASSED || c->kernel.d.arithmetic.declared || r->profile[0] || !anyJudged(r)) return;
     conclude(c, DKV_ST_INCONCLUSIVE, "the kernel declares no arithmetic, and none that is known explains its "
                                      "errors: they are only within what the least precise one allows");
 }
@@ -495,7 +502,7 @@ static void runStages(dkv_case *c, dkv_worker *w) {
     runChecks(c);
     admitIgnorance(c);
     admitAbsence(c);
-    if (c->options->strength && dkv_measureStrength(c, &err)) failHarness(c, err.text);
+    if (c->options->strength && anyJudged(c->result) && dkv_measureStrength(c, &err)) failHarness(c, err.text);
     if (c->options->observe) c->options->observe(c, c->options->observe_arg);
 }
 

@@ -15,11 +15,7 @@
 
 #define DEVICE_TIMEOUT 120 /* seconds that the oracle on a device may take beside its work */
 
-enum { REASONS_MAX = 16 };
-typedef struct refusal { /* cases refused for one reason, in words */
-    char why[200];
-    long cases;
-} refusal;
+enum { BLIND_TOLD = 4 };   /* strata that are named, unless --verbose */
 
 typedef struct show {
     const dkv_cli *cli;
@@ -32,8 +28,8 @@ typedef struct show {
     bool printed;            /* what a kernel printed was shown */
     dkv_waivers waivers;
     long waived[DKV_ST_N], expired; /* defects that are excused; waivers that are over */
-    refusal refused[REASONS_MAX];   /* the last: all further reasons */
-    dkv_behaviour behaves;              /* kernels that declare no arithmetic: as what */
+    dkv_refusals refused;
+    dkv_behaviour behaves;          /* kernels that declare no arithmetic: as what */
     dkv_err trouble;
 } show;
 
@@ -184,22 +180,12 @@ static int exitOf(const show *s, const dkv_session *session) {
     return dkv_runExit(counts);
 }
 
-/* Refusals of a long run are told together, by reason. */
-static void countRefusal(show *s, const dkv_result *r) {
-    int k = 0;
-    if (s->every || r->status != DKV_ST_UNSUPPORTED) return;
-    while (k < REASONS_MAX - 1 && s->refused[k].cases && strncmp(s->refused[k].why, r->why, 199) != 0) k++;
-    snprintf(s->refused[k].why, sizeof s->refused[k].why, "%.199s",
-             k < REASONS_MAX - 1 ? r->why : "for further reasons (see the records)");
-    s->refused[k].cases++;
-}
-
 static void takeResult(const dkv_result *r, long index, long total, void *arg) {
     show *s = arg;
     dkv_err err = {0};
     char *json = dkv_printRecord(r);
     sayCase(s, r);
-    countRefusal(s, r);
+    if (!s->every && r->status == DKV_ST_UNSUPPORTED) dkv_countRefusal(&s->refused, r->why);
     dkv_countBehaviour(&s->behaves, r->profile);
     applyWaiver(s, r);
     if (!json || dkv_writeRecord(&s->file, json, &err) || dkv_addReport(&s->report, json, &err)) {
@@ -223,7 +209,9 @@ static void sayPower(const show *s) {
     }
     if (!blind) return;
     fprintf(s->out, "INCONCLUSIVE in %d %s:\n", blind, blind == 1 ? "stratum" : "strata");
-    dkv_writeBlind(t, s->out, "  ");
+    dkv_writeBlind(t, s->out, "  ", s->cli->verbose ? blind : BLIND_TOLD);
+    if (blind > BLIND_TOLD && !s->cli->verbose)
+        fprintf(s->out, "  and %d more: --verbose names them, so does the report\n", blind - BLIND_TOLD);
 }
 
 static void saySummary(const show *s, const dkv_session *session) {
@@ -244,8 +232,7 @@ static void saySummary(const show *s, const dkv_session *session) {
     if (waived) fprintf(f, "; %ld waived", waived);
     if (s->expired) fprintf(f, "; %ld waivers are over", s->expired);
     fprintf(f, first ? "none ran\n" : "\n");
-    for (int k = 0; k < REASONS_MAX && s->refused[k].cases; k++)
-        fprintf(f, "  %ld UNSUPPORTED: %s\n", s->refused[k].cases, s->refused[k].why);
+    dkv_sayRefusals(&s->refused, f);
     dkv_sayBehaviour(&s->behaves, f);
     if (s->suite && !session->stopped) sayPower(s);
     fflush(f);

@@ -76,3 +76,16 @@ const char *dkv_nearestWord(const char *word, const char *const *words, size_t n
     }
     return best;
 }
+
+void dkv_countRefusal(dkv_refusals *t, const char *why) {
+    int k = 0;
+    while (k < DKV_REASONS_MAX - 1 && t->row[k].cases && strncmp(t->row[k].why, why, 199) != 0) k++;
+    snprintf(t->row[k].why, sizeof t->row[k].why, "%.199s",
+             k < DKV_REASONS_MAX - 1 ? why : "for further reasons (see the records)");
+    t->row[k].cases++;
+}
+
+void dkv_sayRefusals(const dkv_refusals *t, FILE *f) {
+    for (int k = 0; k < DKV_REASONS_MAX && t->row[k].cases; k++)
+        fprintf(f, "  %ld UNSUPPORTED: %s\n", t->row[k].cases, t->row[k].why);
+}

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 /* In order of severity for a run's exit; the table in status.c has one row for each, in this order. */
 typedef enum dkv_status {
@@ -41,6 +42,17 @@ dkv_status dkv_findStatus(const char *name);
 int dkv_runExit(const long counts[DKV_ST_N]);
 /* As `git bisect run` wants it: 3, 4 and UNSUPPORTED give 125, 2 gives 128. */
 int dkv_bisectExit(int code, const long counts[DKV_ST_N]);
+
+/* Refusals of a long run, told together, by reason; the last row is of all further ones. */
+enum { DKV_REASONS_MAX = 16 };
+typedef struct dkv_refusals {
+    struct {
+        char why[200];
+        long cases;
+    } row[DKV_REASONS_MAX];
+} dkv_refusals;
+void dkv_countRefusal(dkv_refusals *t, const char *why);
+void dkv_sayRefusals(const dkv_refusals *t, FILE *f);
 
 /* The word of `words` (n of them) nearest to `word`, NULL if none is near: for "did you mean". */
 const char *dkv_nearestWord(const char *word, const char *const *words, size_t n);
