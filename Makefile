@@ -1,4 +1,4 @@
-# DualKV Verify. `make` lists the targets; B=DIR builds elsewhere; SAN=1 builds with ASan and UBSan.
+# DualKV Verify. `make` lists the targets; B=DIR builds elsewhere; SAN=1 builds with ASan and UBSan; V=1 shows commands.
 B       ?= build
 PREFIX  ?= /usr/local
 CC      := gcc
@@ -15,6 +15,9 @@ ifeq ($(SAN),1)
   CFLAGS  += -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
   LDFLAGS += -fsanitize=address,undefined
 endif
+
+Q   := $(if $(V),,@)
+say  = @$(if $(V),:,echo '  $(1)')
 
 ROOMS := ref data verify fuzz reports
 SRC   := $(filter-out %/main.c $(wildcard */test_*.c),$(wildcard $(addsuffix /*.c,$(ROOMS))))
@@ -42,7 +45,8 @@ $(B)/python:
 
 $(B)/obj/%.o: %.c Makefile | deps
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
+	$(call say,cc $<)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
 
 # The inner loops of the blocked references: -O2 vectorises too little in gcc 12.
 $(B)/obj/ref/tiles.o $(B)/obj/ref/vexp.o $(B)/obj/ref/truth.o $(B)/obj/ref/twin_squares.o $(B)/obj/ref/twin_loops.o $(B)/obj/ref/twin_forward.o $(B)/obj/ref/twin_backward.o $(B)/obj/ref/twin_chain.o $(B)/obj/ref/oracle_twin.o $(B)/obj/ref/bound_terms.o $(B)/obj/ref/bound_chains.o $(B)/obj/ref/oracle_bound.o: CFLAGS += -O3
@@ -56,12 +60,15 @@ $(B)/obj/verify/version.o: CPPFLAGS += -include $(B)/commit.h
 
 $(B)/libdualkv.a: $(OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	$(call say,ar $@)
+	$(Q)ar rcs $@ $^
 # Only the public names of verify/dualkv.h are exported.
 $(B)/libdualkv.so: $(OBJ) verify/dualkv.map
-	$(CC) -shared $(LDFLAGS) $(OBJ) $(LDLIBS) -Wl,--version-script=verify/dualkv.map -o $@
+	$(call say,ld $@)
+	$(Q)$(CC) -shared $(LDFLAGS) $(OBJ) $(LDLIBS) -Wl,--version-script=verify/dualkv.map -o $@
 $(B)/dualkv: $(B)/obj/verify/main.o $(B)/libdualkv.a
-	$(CC) $(LDFLAGS) -rdynamic $^ $(LDLIBS) -o $@
+	$(call say,ld $@)
+	$(Q)$(CC) $(LDFLAGS) -rdynamic $^ $(LDLIBS) -o $@
 
 $(B)/test/%: $(B)/obj/%.o $(B)/libdualkv.a
 	@mkdir -p $(@D)
@@ -145,7 +152,7 @@ test-long: all ## two hours: 20000 clean cases, 200 reseeded runs of ci, every p
 # Where there is a GPU, its kernel beside the emulated one.
 verify: all $(if $(wildcard /dev/nvidia0),cuda) ## judge the kernels on suite ci and on recorded activations: records and report.md
 	@mkdir -p $(B)/verify
-	gpu=; if $(B)/dualkv list device >$(B)/verify/device.txt 2>/dev/null; then gpu='device --kernel cuda'; fi; \
+	$(Q)gpu=; if $(B)/dualkv list device >$(B)/verify/device.txt 2>/dev/null; then gpu='device --kernel cuda'; fi; \
 	DUALKV_DATA=data $(B)/dualkv check ci recorded --kernel emu $$gpu --json $(B)/verify/records.jsonl; s=$$?; \
 	$(B)/dualkv report --markdown $(B)/verify/report.md $(B)/verify/records.jsonl && exit $$s
 
