@@ -1,5 +1,6 @@
 #include "buffers.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -202,9 +203,11 @@ static void paint(uint8_t *at, int64_t bytes, uint16_t pattern) {
 int dkv_openArena(const dkv_plan *plan, dkv_arena *a, dkv_err *err) {
     memset(a, 0, sizeof *a);
     a->plan = *plan;
-    a->fd = memfd_create("dualkv-arena", MFD_CLOEXEC);
+    a->fd = memfd_create("dualkv-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     a->base = MAP_FAILED;
-    if (a->fd >= 0 && ftruncate(a->fd, plan->size) == 0)
+    /* Sealed, so that a kernel cannot cut it off under our feet: what is not there any more is a SIGBUS for us, too. */
+    if (a->fd >= 0 && ftruncate(a->fd, plan->size) == 0 &&
+        fcntl(a->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
         a->base = mmap(NULL, (size_t)plan->size, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
     a->shadow = malloc((size_t)plan->size);
     if (a->base != MAP_FAILED && a->shadow) return 0;

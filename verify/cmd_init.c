@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,6 +14,17 @@
 
 #define PLACEHOLDER "my_attention" /* the function's name in the files of start/ */
 enum { FILE_MAX = 65536, CONVENTIONS_MAX = 32 };
+
+/* Words of the language, which name no function. */
+static bool isKeyword(const char *name) {
+    static const char *const words[] = {
+        "False", "None",   "True",    "and",    "as",     "assert", "async", "await",    "break",  "class", "continue", "def",
+        "del",   "elif",   "else",    "except", "finally", "for",   "from",  "global",   "if",     "import", "in",      "is",
+        "lambda", "nonlocal", "not",  "or",     "pass",   "raise",  "return", "try",     "while",  "with",  "yield"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(words[i], name) == 0) return true;
+    return false;
+}
 
 /* "FILE.py:FUNCTION" apart. */
 static int parseTarget(const char *word, char *path, size_t n, const char **function, dkv_err *err) {
@@ -25,6 +37,10 @@ static int parseTarget(const char *word, char *path, size_t n, const char **func
     for (const char *c = colon + 1; *c || c == colon + 1; c++)
         if (!(isalpha((unsigned char)*c) || *c == '_' || (c > colon + 1 && isdigit((unsigned char)*c))))
             return dkv_fail(err, DKV_EUSER, "init: '%.100s' is not the name of a Python function", colon + 1);
+    if (isKeyword(colon + 1)) return dkv_fail(err, DKV_EUSER, "init: '%s' is a word of Python itself", colon + 1);
+    if (strlen(colon + 1) >= sizeof((dkv_kernel_spec *)0)->name)
+        return dkv_fail(err, DKV_EUSER, "init: '%.40s...': a name longer than %zu bytes", colon + 1,
+                        sizeof((dkv_kernel_spec *)0)->name - 1);
     return 0;
 }
 
@@ -69,13 +85,15 @@ int dkv_cmdInit(const dkv_cli *cli) {
     }
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) {
-        dkv_fail(&err, DKV_EUSER, errno == EEXIST ? "init: '%.300s' is there already: nothing written" : "init: cannot write '%.300s'",
-                 path);
+        dkv_fail(&err, DKV_EUSER, errno == EEXIST ? "init: '%.300s' is there already: nothing written" : "init: cannot write '%.300s': %s",
+                 path, strerror(errno));
         return dkv_complain(&err);
     }
     rc = writeText(fd, text, function);
+    const int why = errno;
     if (close(fd) || rc) {
-        dkv_fail(&err, DKV_EHARNESS, "init: cannot write '%.300s'", path);
+        dkv_fail(&err, DKV_EHARNESS, "init: cannot write '%.300s': %s", path, strerror(rc ? why : errno));
+        unlink(path);
         return dkv_complain(&err);
     }
     printf("%s is there, and right. Judge it, then make it yours:\n\n  dualkv check ci --kernel %s%s:%s\n", path,

@@ -191,6 +191,7 @@ int dualkv_positions(const dualkv_case *c, int layout, int64_t *q, int64_t *k, d
 int dualkv_mask(const dualkv_case *c, int64_t first, int64_t rows, uint8_t *out, dualkv_error *err) {
     dkv_err why = {0};
     dkv_starts starts = {0};
+    if (!c || !out) return complain(err, DKV_EUSER, "dualkv_mask: a NULL argument");
     const int64_t tk = c->packed.view.tk;
     if (first < 0 || rows < 0 || first > c->packed.view.tq || rows > c->packed.view.tq - first)
         return complain(err, DKV_EUSER, "dualkv_mask: no such rows");
@@ -292,6 +293,7 @@ int dualkv_inputs(const dualkv_case *c, int layout, int input, int form, void *o
     dkv_err why = {0};
     int64_t shape[3];
     size_t n, want;
+    if (!c || !out) return complain(err, DKV_EUSER, "dualkv_inputs: a NULL argument");
     if (!layoutOf(c, layout, &why)) return hand(&why, err);
     if (form != DUALKV_BITS && form != DUALKV_FLOAT && form != DUALKV_DOUBLE)
         return complain(err, DKV_EUSER, "dualkv_inputs: no such form");
@@ -318,12 +320,14 @@ static bool isDtype(int dtype) { return dtype == DUALKV_BF16 || dtype == DUALKV_
 
 int dualkv_encode(int dtype, const double *in, size_t n, void *out, dualkv_error *err) {
     if (!isDtype(dtype)) return complain(err, DKV_EUSER, "dualkv_encode: no such dtype");
+    if (n && (!in || !out)) return complain(err, DKV_EUSER, "dualkv_encode: a NULL argument");
     dkv_encodeArray(in, (dualkv_dtype)dtype, n, out);
     return succeed(err);
 }
 
 int dualkv_decode(int dtype, const void *in, size_t n, double *out, dualkv_error *err) {
     if (!isDtype(dtype)) return complain(err, DKV_EUSER, "dualkv_decode: no such dtype");
+    if (n && (!in || !out)) return complain(err, DKV_EUSER, "dualkv_decode: a NULL argument");
     dkv_decodeArray(in, (dualkv_dtype)dtype, n, out);
     return succeed(err);
 }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
 #include <stdbool.h>
@@ -86,6 +87,8 @@ static int parseAttached(const char *text, dkv_kernel_spec *out, dkv_err *err) {
     long fd = strtol(text, &end, 10);
     if (end == text || errno || fd < 0 || fd > INT32_MAX || (*end && *end != '='))
         return dkv_fail(err, DKV_EUSER, "kernel 'attached:%s': the number of an open socket is missing", text);
+    if (fcntl((int)fd, F_GETFD) < 0)
+        return dkv_fail(err, DKV_EUSER, "kernel 'attached:%s': %ld is no open socket", text, fd);
     out->kind = DKV_SPEC_ATTACHED;
     out->fd = (int32_t)fd;
     strcpy(out->name, "attached");
@@ -170,6 +173,9 @@ int dkv_parseKernelSpec(const char *text, dkv_kernel_spec *out, dkv_err *err) {
         if (access(out->path, R_OK) != 0)
             return dkv_fail(err, DKV_EUSER, "kernel '%s': cannot read '%s': %s", text, out->path,
                             strerror(errno));
+        struct stat s;
+        if (out->kind == DKV_SPEC_PYTHON && (stat(out->path, &s) || !S_ISREG(s.st_mode)))
+            return dkv_fail(err, DKV_EUSER, "kernel '%s': '%s' is not a file", text, out->path);
         return 0;
     }
     for (int r = 0; r < N_ROWS; r++) {

@@ -1,5 +1,6 @@
 /* dualkv: one binary, one table of subcommands. Only this file ends the process with a status of its own. */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,6 +143,7 @@ static int runCommand(int argc, char **argv) {
 int main(int argc, char **argv) {
     holdDescriptors();
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) leave(dkv_serveWorker(argv[2]));
+    signal(SIGXFSZ, SIG_IGN); /* a file at its size limit: the write fails, and that is said */
     dkv_guardCoordinator();
     leave(runCommand(argc, argv));
 }

@@ -4,12 +4,17 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
+
+#include "guard.h"
+#include "worker.h"
 
 #define LIBRARY "libdualkv.so"
 
@@ -58,20 +63,38 @@ int dkv_listConvention(int i, dkv_convention *out) {
 static char interpreter[PATH_MAX], trouble[300];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
+enum { PATIENCE_MS = 20000 }; /* an import of numpy takes a tenth of a second, from a slow disk a few */
+
+/* Its exit status; -1 where it did not end in time, or we were interrupted: then it is killed. */
+static int awaitExit(pid_t pid) {
+    int status = -1;
+    for (int ms = 0; ms < PATIENCE_MS && !dkv_stopRequested; ms += 2) {
+        pid_t got = waitpid(pid, &status, WNOHANG);
+        if (got == pid) return status;
+        if (got < 0 && errno != EINTR) return -1;
+        nanosleep(&(struct timespec){0, 2000000}, NULL);
+    }
+    kill(pid, SIGKILL);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) continue;
+    return -1;
+}
+
 /* Can it import numpy? */
 static int canServe(const char *program) {
     char *argv[] = {(char *)program, "-c", "import numpy", NULL};
     posix_spawn_file_actions_t files;
     pid_t pid;
-    int status = -1;
     posix_spawn_file_actions_init(&files);
     for (int fd = 0; fd <= 2; fd++)
         posix_spawn_file_actions_addopen(&files, fd, "/dev/null", fd ? O_WRONLY : O_RDONLY, 0);
+    dkv_lockChildren();
     int rc = posix_spawnp(&pid, program, &files, NULL, argv, environ);
+    if (!rc) dkv_addChild(pid);
+    dkv_unlockChildren();
     posix_spawn_file_actions_destroy(&files);
     if (rc) return 0;
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR) return 0;
+    const int status = awaitExit(pid);
+    dkv_dropChild(pid); /* and what it left behind */
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
@@ -82,7 +105,7 @@ static void choosePython(void) {
         snprintf(interpreter, sizeof interpreter, "%s", named);
         if (canServe(named)) return;
         interpreter[0] = 0;
-        snprintf(trouble, sizeof trouble, "DUALKV_PYTHON=%.150s cannot be run, or cannot import numpy", named);
+        snprintf(trouble, sizeof trouble, "DUALKV_PYTHON=%.150s cannot be run, or does not import numpy", named);
         return;
     }
     for (size_t i = 0; i < sizeof usual / sizeof *usual; i++)

@@ -8,7 +8,8 @@
 /* Folder that holds the package `dualkv`: in a build folder, installed, or around a wheel's program. 0: none. */
 int dkv_findPackage(char *path, size_t n);
 /* $DUALKV_PYTHON, else the first of python3 on the PATH and /usr/bin/python3 that can import numpy. Starts processes
- * once; the answer is kept. DKV_EUSER where none can. */
+ * once, and waits for each 20 s at most; the answer is kept. Takes the lock of the children (guard.h). DKV_EUSER where
+ * none can. */
 int dkv_findPython(const char **program, dkv_err *err);
 
 /* A calling convention: a line of dualkv/conventions.txt. */
@@ -22,7 +23,7 @@ typedef struct dkv_command_line {
     char *argv[9], **envp; /* NULL-terminated */
     char *owned[4];
 } dkv_command_line;
-/* `PYTHON -m dualkv.worker FD FILE FUNCTION OPTIONS`; the environment names the package's folder and libdualkv.so. */
+/* `PYTHON -m dualkv.worker FD FILE FUNCTION OPTIONS`, once dkv_findPython has chosen PYTHON; the environment names the package's folder and libdualkv.so. */
 int dkv_makePythonCommand(const dkv_kernel_spec *spec, const char *fd_word, dkv_command_line *out, dkv_err *err);
 void dkv_freeCommandLine(dkv_command_line *c);
 

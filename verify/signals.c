@@ -23,6 +23,6 @@ void dkv_catchSignals(void) {
     a.sa_handler = onSignal;
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);
+    if (signal(SIGHUP, SIG_IGN) != SIG_IGN) sigaction(SIGHUP, &a, NULL); /* the terminal is gone; nohup(1) says go on */
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); /* a file at its size limit: the write fails, and that is said */
 }

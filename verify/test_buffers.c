@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <unistd.h>
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -264,6 +266,21 @@ static void huge_sizes_are_refused(void **state) {
     assert_int_equal(dkv_planBuffers(&v, DKV_CONTIGUOUS, 1, false, SIZE_MAX, 0, &plan, &err), DKV_EUSER);
 }
 
+/* A kernel holds the descriptor, or can have it from the mapping: cut off, the memory would end us, too. */
+static void nobody_cuts_the_arena(void **state) {
+    (void)state;
+    fixture f;
+    dkv_arena a;
+    dkv_err err = {0};
+    setUp(&f, lines[0], DKV_CONTIGUOUS, 1, 0);
+    assert_int_equal(dkv_openArena(&f.plan, &a, &err), 0);
+    assert_true(ftruncate(a.fd, 0) < 0 && errno == EPERM);
+    assert_true(ftruncate(a.fd, f.plan.size * 2) < 0);
+    ((volatile uint8_t *)a.base)[f.plan.size - 1] = 1;
+    dkv_closeArena(&a);
+    tearDown(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(elements_are_where_the_strides_say),
@@ -274,6 +291,7 @@ int main(void) {
         cmocka_unit_test(strides_of_dO_are_its_own),
         cmocka_unit_test(patterns_are_nan_in_every_type),
         cmocka_unit_test(huge_sizes_are_refused),
+        cmocka_unit_test(nobody_cuts_the_arena),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -100,6 +100,10 @@ static void user_errors_are_one_line(void **state) {
         {"version now", "now"},
         {"selftest now", "now"},
         {"help chekc", "did you mean"},
+        {"check shape=3 --kernel attached:999", "999 is no open socket"},
+        {"init $D/class.py:class", "a word of Python itself"},
+        {"init $D/long.py:a123456789012345678901234567890123456789012345678901234567890123456789", "longer than 63"},
+        {"init $D/nodir/k.py:f", "No such file or directory"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char words[512];
@@ -211,8 +215,7 @@ static void short_memory_ends(void **state) {
 }
 
 /* After SIGINT the finished records are there, the summary is printed, and the exit is 130. */
-static void an_interrupt_keeps_the_records(void **state) {
-    (void)state;
+static void keepsRecordsOn(int signal_number) {
     char path[128], program[256], json[128];
     snprintf(path, sizeof path, "%s/many.txt", dir);
     snprintf(program, sizeof program, "%s/dualkv", build());
@@ -234,16 +237,37 @@ static void an_interrupt_keeps_the_records(void **state) {
         readAll("i.jsonl", output, sizeof output);
     }
     int status = 0;
-    kill(child, SIGINT);
+    kill(child, signal_number);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), 130);
+    assert_int_equal(WEXITSTATUS(status), 128 + signal_number);
     readAll("i.jsonl", output, sizeof output);
     long n = countLines(output);
     assert_true(n >= 5 && n < 20000);
     assert_int_equal(output[strlen(output) - 1], '\n');
     readAll("out", output, sizeof output);
     assert_non_null(strstr(output, "interrupted, "));
+    unlink(json);
+}
+
+/* By Ctrl-C, and by a terminal that goes away. */
+static void an_interrupt_keeps_the_records(void **state) {
+    (void)state;
+    keepsRecordsOn(SIGINT);
+    keepsRecordsOn(SIGHUP);
+}
+
+/* Disk full, as far as a program can tell: one line, and no half of a file. */
+static void init_leaves_no_half(void **state) {
+    (void)state;
+    char command[512], path[128];
+    snprintf(path, sizeof path, "%s/half.py", dir);
+    snprintf(command, sizeof command, "ulimit -f 1; exec %s/dualkv init %s:f%s >/dev/null 2>&1", build(), path,
+             "23456789012345678901234567890123456789012345678901234567890123");
+    int status = system(command);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 3);
+    assert_true(access(path, F_OK) < 0);
 }
 
 static void everything_can_be_listed(void **state) {
@@ -287,7 +311,7 @@ int main(void) {
         cmocka_unit_test(an_empty_selection_is_no_pass),  cmocka_unit_test(records_replay_and_report),
         cmocka_unit_test(records_are_out_of_reach),
         cmocka_unit_test(an_interrupt_keeps_the_records), cmocka_unit_test(everything_can_be_listed),
-        cmocka_unit_test(bench_writes_its_keys),
+        cmocka_unit_test(bench_writes_its_keys),          cmocka_unit_test(init_leaves_no_half),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     char command[128];

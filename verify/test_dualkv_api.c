@@ -44,6 +44,13 @@ static void errors_point_at_the_word(void **state) {
     assert_int_equal(dualkv_canonical("dim=32   shape=7+2,2 seed=1", text, sizeof text, &err), DUALKV_OK);
     assert_string_equal(text, "shape=7+2x2 dim=32");
     assert_int_equal(dualkv_canonical("shape=7+2,2", text, 4, &err), DUALKV_USER_ERROR);
+    dualkv_case *c = NULL;
+    assert_int_equal(dualkv_open("shape=4 dim=8", &c, &err), DUALKV_OK);
+    assert_int_equal(dualkv_inputs(c, DUALKV_PACKED, DUALKV_Q, DUALKV_BITS, NULL, 4 * 8 * 2, &err), DUALKV_USER_ERROR);
+    assert_int_equal(dualkv_mask(c, 0, 1, NULL, &err), DUALKV_USER_ERROR);
+    assert_int_equal(dualkv_encode(DUALKV_BF16, NULL, 1, text, &err), DUALKV_USER_ERROR);
+    assert_int_equal(dualkv_decode(DUALKV_BF16, text, 1, NULL, &err), DUALKV_USER_ERROR);
+    dualkv_close(c);
 }
 
 /* Pairs seen, row by row, are those that the layout counts; and no row sees another group. */

@@ -183,6 +183,9 @@ static int spawnLocked(dkv_worker *w, int channel, int output) {
 }
 
 static int spawn(dkv_worker *w, int channel, int output) {
+    const char *program;
+    dkv_err err = {0};
+    if (w->spec.kind == DKV_SPEC_PYTHON) dkv_findPython(&program, &err); /* starts processes: before the lock; its trouble is said below */
     dkv_lockChildren();
     int rc = spawnLocked(w, channel, output);
     dkv_unlockChildren();

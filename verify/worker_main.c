@@ -18,6 +18,8 @@
 #include "remote.h"
 #include "wire.h"
 
+#define NOT_THE_SAME "one worker was prepared, another answered: does the kernel fork when it is loaded?"
+
 /* What the worker holds between messages. */
 typedef struct state {
     const dualkv_kernel *table; /* the kernel to serve; NULL: the one that the spec names */
@@ -86,7 +88,7 @@ static dkv_outcome describe(state *s, const dkv_request *q, dkv_reply *r) {
     dkv_description *d = &r->description;
     const dualkv_kernel *k = &s->kernel.table;
     if (!s->kernel.self || takeProblem(s, q->line, &err)) {
-        snprintf(r->text, sizeof r->text, "%s", err.text);
+        snprintf(r->text, sizeof r->text, "%s", err.text[0] ? err.text : NOT_THE_SAME);
         return DKV_W_HARNESS;
     }
     for (dkv_layout *l = &s->packed; l;
@@ -158,7 +160,10 @@ static uint8_t *mapArena(state *s, const dkv_request *q, int fd) {
 
 static dkv_outcome launch(state *s, const dkv_request *q, int fd, dkv_reply *r) {
     const dualkv_kernel *k = &s->kernel.table;
-    if (!s->view || fd < 0 || (q->backward && !k->backward)) return DKV_W_HARNESS;
+    if (!s->view || fd < 0 || (q->backward && !k->backward)) {
+        snprintf(r->text, sizeof r->text, "%s", s->view ? "the worker did not get the buffers: the limit on open files, lowered by the kernel?" : NOT_THE_SAME);
+        return DKV_W_HARNESS;
+    }
     if (k->memory == DUALKV_CUDA && !s->gpu) return noDevice(r);
     uint8_t *base = mapArena(s, q, fd);
     if (base == MAP_FAILED) {

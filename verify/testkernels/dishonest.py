@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import os
+import resource
 import signal
 import sys
 import time
@@ -91,6 +92,26 @@ def garbles(q, k, v, problem):
     time.sleep(60)
 
 
+def deaf(q, k, v, problem):
+    """Closes where it prints to, then fails."""
+    os.close(1), os.close(2), os.close(2)
+
+
+def cuts(q, k, v, problem, scale, out):
+    """Cuts the memory off that it was given, when it is done."""
+    out[0][...], out[1][...] = honest(q, k, v, problem, scale)
+    for line in open("/proc/self/maps"):
+        if "memfd:dualkv-arena" in line:
+            with open("/proc/self/map_files/" + line.split()[0], "r+b") as f:
+                f.truncate(0)
+
+
+def starves(q, k, v, problem, scale):
+    """No more open files for its process."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, 1))
+    return honest(q, k, v, problem, scale)
+
+
 def raises(q, k, v, problem):
     raise ValueError("the grid is too large")
 
@@ -128,5 +149,5 @@ def fallback(q, k, v, problem, scale):
 unsteady.deterministic = True
 fallback.launches = lambda: 0
 for _f in (honest, zeros, copy_of_q, previous, by_pointer, nothing, last_row_left, mutates, overruns, exits, exits_at_once,
-           killed, segfault, garbles, raises, hangs, wrong_shape, wrong_type, returns_none, unsteady, fallback):
+           killed, segfault, garbles, deaf, cuts, starves, raises, hangs, wrong_shape, wrong_type, returns_none, unsteady, fallback):
     _f.backward = _backward

@@ -144,6 +144,11 @@ def program_path() -> Path:
     return _find("dualkv", "DUALKV_PROGRAM", beside + _places(False))
 
 
+def environment() -> dict[str, str]:
+    """The program's environment: this interpreter serves FILE.py:FUNCTION, unless DUALKV_PYTHON names another."""
+    return {"DUALKV_PYTHON": sys.executable, **os.environ} if sys.executable else dict(os.environ)
+
+
 def load(path: Path) -> ctypes.CDLL:
     """Loads a library and checks that it speaks this package's interface."""
     try:

@@ -70,15 +70,33 @@ def _put(where: int, room: int, text: str) -> None:
     ctypes.memmove(where, data, len(data))
 
 
+def flush() -> None:
+    """What was printed goes out. A function may have closed where to: nobody hears it, then."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001
+            pass
+
+
+def print_traceback() -> None:
+    """Of the exception at hand, where there is still a place for it: an exception out of a callback would reach C as a
+    return value that nobody chose."""
+    try:
+        traceback.print_exc()
+    except Exception:  # noqa: BLE001
+        pass
+
+
 def explain(e: BaseException, files: Sequence[str] = ()) -> str:
     """An exception in one line, with the innermost place of it in `files` (else the innermost of all)."""
     if isinstance(e, KernelError):
         return str(e)
     text = "".join(traceback.format_exception_only(type(e), e)).strip().splitlines()[-1]
-    if isinstance(e, SyntaxError) and e.filename and e.filename in files:
+    if isinstance(e, SyntaxError) and e.filename:
         return f"{text} ({os.path.basename(e.filename)}, line {e.lineno})"
     frames = traceback.extract_tb(e.__traceback__)
-    mine = [f for f in frames if f.filename in files] or frames
+    mine = [f for f in frames if f.filename in files] or [f for f in frames if not f.filename.startswith("<frozen ")]
     return f"{text} ({os.path.basename(mine[-1].filename)}, line {mine[-1].lineno}, in {mine[-1].name})" if mine else text
 
 
@@ -631,7 +649,7 @@ class Table:
         try:
             return int(self.function.launches())
         except Exception:  # it counted nothing
-            traceback.print_exc()
+            print_traceback()
             return 0
 
     def _refuses(self, _: Any, p: Any) -> int | None:
@@ -639,7 +657,7 @@ class Table:
         try:
             why = self.function.refusal(View(p.contents))
         except Exception as e:  # of the function's own refuses(): a reason like any other
-            traceback.print_exc()
+            print_traceback()
             why = f"its refuses() failed: {explain(e, self.function.files)}"
         if why is None:
             return None
@@ -653,8 +671,7 @@ class Table:
             return 0
         except SystemExit as e:  # what it would have done to a process of its own
             if self.guest_of is None:
-                sys.stdout.flush()
-                sys.stderr.flush()
+                flush()
                 os._exit(e.code if isinstance(e.code, int) else 0 if e.code is None else 1)
             _put(err, room, f"{self.function.name} called exit({e.code})")
             return 1
@@ -666,12 +683,11 @@ class Table:
                     channel.shutdown(socket.SHUT_RDWR)
             return 1
         except BaseException as e:
-            traceback.print_exc()
+            print_traceback()
             _put(err, room, explain(e, self.function.files))
             return 1
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush()
 
 
 def serve(fd: int, function: "Function | str", guest: bool = False) -> None:

@@ -95,6 +95,8 @@ def encode_bf16(x: npt.ArrayLike) -> npt.NDArray[np.uint16]:
 
 def decode_bf16(bits: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """Values of bfloat16 bits (uint16), any shape."""
+    if np.asarray(bits).dtype.kind not in "ui":
+        raise TypeError(f"bits are integers (uint16), not {np.asarray(bits).dtype}")
     a = np.ascontiguousarray(bits, np.uint16)
     out = np.empty(a.shape, np.float64)
     _lib.call("dualkv_decode", 0, a.ctypes.data, a.size, out.ctypes.data)

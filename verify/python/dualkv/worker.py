@@ -7,9 +7,9 @@ import faulthandler
 import importlib.util
 import os
 import resource
+import select
 import signal
 import sys
-import traceback
 from typing import Any
 
 from . import host
@@ -30,8 +30,8 @@ def load(path: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except BaseException as e:
-        traceback.print_exc()
-        raise SpecError(f"importing it failed: {host.explain(e, [path])}") from None
+        host.print_traceback()
+        raise SpecError(f"importing it failed: {host.explain(e, [path, os.path.abspath(path)])}") from None
     return module
 
 
@@ -50,6 +50,10 @@ def find(path: str, name: str, options: str) -> Function:
 def main(argv: list[str]) -> int:
     fd, path, name, options = int(argv[0]), argv[1], argv[2], argv[3]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a hanging kernel must not outlive its coordinator
+    watch = select.poll()
+    watch.register(fd, 0)
+    if watch.poll(0):  # it is dead already, and nothing would end what the file does
+        return 1
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(fd, False)
@@ -60,8 +64,7 @@ def main(argv: list[str]) -> int:
         function: Function | str = find(path, name, options)
     except SpecError as e:
         function = str(e)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    host.flush()
     host.serve(fd, function)
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,8 +52,18 @@ class Dishonest(unittest.TestCase):
 
     def test_crashes(self) -> None:
         self.expect({"exits": "CRASHED", "exits_at_once": "CRASHED", "killed": "CRASHED", "segfault": "CRASHED",
-                     "garbles": "CRASHED", "raises": "NOT_RUN", "wrong_shape": "NOT_RUN", "wrong_type": "NOT_RUN",
+                     "garbles": "CRASHED", "deaf": "NOT_RUN", "cuts": "NOT_RUN", "raises": "NOT_RUN", "wrong_shape": "NOT_RUN", "wrong_type": "NOT_RUN",
                      "returns_none": "NOT_RUN", "honest": "PASSED"}, [LINE, LINE + " seed=2"])
+
+    def test_a_reason_is_given(self) -> None:
+        got = statuses([LINE], ["deaf", "starves"])
+        self.assertIn("OSError: [Errno 9] Bad file descriptor (dishonest.py, line", got["deaf"][0]["why"])
+        self.assertIn("the limit on open files", got["starves"][0]["why"])
+        with tempfile.TemporaryDirectory() as d:
+            Path(d, "forks.py").write_text("import os\nos.fork()\ndef f(q, k, v, problem): pass\n")
+            r = dualkv("check", LINE + " grad=off", "--kernel", f"{d}/forks.py:f")
+            self.assertNotIn("PASSED", r.stdout)
+            self.assertNotIn("replay:", (r.stdout.splitlines() + r.stderr.splitlines() + [""])[1], r.stdout)
 
     def test_a_hang_ends(self) -> None:
         self.expect({"hangs": "TIMEOUT", "honest": "PASSED"}, [LINE], "--timeout", "8")
@@ -64,6 +75,33 @@ class Dishonest(unittest.TestCase):
             judged = [r["status"] for r in records if r["status"] != "UNSUPPORTED"]
             self.assertGreater(len(judged), 10)
             self.assertEqual({s for s in judged}, {"FAILED"}, name)
+
+
+WAITING: "list[tuple[str, subprocess.Popen[str]]]" = []
+
+
+def setUpModule() -> None:
+    """An interpreter that never answers is waited for 20 s, beside the other tests."""
+    folder = tempfile.mkdtemp()
+    Path(folder, "python").write_text("#!/bin/sh\nsleep 300\n")
+    Path(folder, "python").chmod(0o755)
+    WAITING.append((folder, subprocess.Popen(
+        [str(_lib.program_path()), "check", LINE, "--kernel", f"{DISHONEST}:honest"], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, env={**os.environ, "DUALKV_PYTHON": f"{folder}/python"})))
+
+
+def tearDownModule() -> None:
+    shutil.rmtree(WAITING[0][0])
+
+
+class Waiting(unittest.TestCase):
+    def test_an_interpreter_that_hangs_is_ended(self) -> None:
+        try:
+            said, _ = WAITING[0][1].communicate(timeout=60)
+        finally:
+            WAITING[0][1].kill()
+        self.assertEqual(WAITING[0][1].returncode, 2)
+        self.assertIn("does not import numpy", said)
 
 
 class Messages(unittest.TestCase):
@@ -83,6 +121,9 @@ class Messages(unittest.TestCase):
             self.refused(f"{d}/leaves.py:f", "exit(3)")
             self.refused(f"{d}/plain.py:h", "has no 'h' (it has f)")
             self.refused(f"{d}/plain.py:g", "'g' is not a function")
+            self.refused(os.path.relpath(f"{d}/syntax.py") + ":f", "(syntax.py, line 2)")
+            os.mkfifo(f"{d}/pipe.py")
+            self.refused(f"{d}/pipe.py:f", "is not a file", "--timeout", "5")
             self.refused(f"{d}/plain.py", "which function?")
             self.refused(f"{d}/none.py:f", "cannot read")
             self.refused(f"{d}/plain.py:f", "passes problem=")
