@@ -368,7 +368,7 @@ dkv_outcome dkv_startWorker(dkv_worker *w) {
     w->tail_n = 0;
     w->tail[0] = w->why[0] = 0;
     int rc = w->spec.kind == DKV_SPEC_ATTACHED ? attach(w) : openChannel(w);
-    if (rc && w->why[0]) return w->spec.kind == DKV_SPEC_ATTACHED ? DKV_W_HARNESS : DKV_W_ERROR;
+    if (rc && w->why[0]) return attached_lost && w->spec.kind == DKV_SPEC_ATTACHED ? DKV_W_HARNESS : DKV_W_ERROR;
     if (rc) {
         snprintf(w->why, sizeof w->why, "cannot start a worker process: %s", strerror(rc > 0 ? rc : errno));
         return DKV_W_HARNESS;
