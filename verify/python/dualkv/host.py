@@ -79,11 +79,16 @@ def flush() -> None:
             pass
 
 
-def print_traceback() -> None:
-    """Of the exception at hand, where there is still a place for it: an exception out of a callback would reach C as a
-    return value that nobody chose."""
+def print_traceback(files: Sequence[str] = ()) -> None:
+    """Of the exception at hand, from the first place in `files` on; none of a mistake that was found here (KernelError). Only
+    where there is still a place for it: an exception out of a callback would reach C as a return value that nobody chose."""
+    kind, e, whole = sys.exc_info()
+    at = whole
+    while at is not None and at.tb_frame.f_code.co_filename not in files:
+        at = at.tb_next
     try:
-        traceback.print_exc()
+        if at is not None or not isinstance(e, KernelError):
+            traceback.print_exception(kind, e, at or whole)
     except Exception:  # noqa: BLE001
         pass
 
@@ -683,7 +688,7 @@ class Table:
                     channel.shutdown(socket.SHUT_RDWR)
             return 1
         except BaseException as e:
-            print_traceback()
+            print_traceback(self.function.files)
             _put(err, room, explain(e, self.function.files))
             return 1
         finally:

@@ -144,7 +144,8 @@ class Mistakes(unittest.TestCase):
             self.assertEqual(result.status, status, result)
             self.assertIn(words, result.why)
             self.assertEqual(result.exit_code, 1)
-            self.assertIn("Traceback", said.getvalue())
+            self.assertEqual("Traceback" in said.getvalue(), fn is kernels.raises)
+            self.assertNotIn("host.py", said.getvalue())
 
     def test_of_lines_and_words(self):
         with self.assertRaises(dualkv.LineError) as caught:
