@@ -229,8 +229,8 @@ class capture:
                cu_seqlens: Iterable[int] | None = None, layer: int | str | None = None, name: str | None = None) -> str | None:
         """Writes one case of packed tensors (torch, or NumPy; bf16 there as bits, uint16). `problem`: the words of its line
         that the tensors do not show (shape, mask, scale, ...); `cu_seqlens` in place of a shape of plain sequences.
-        Returns the path, None where this step or layer is not wanted or the folder is full. ValueError where tensors and
-        line do not fit each other."""
+        Returns the path; None outside of `with`, where this step or layer is not wanted, or the folder is full. ValueError
+        where tensors and line do not fit each other."""
         chosen = self._next(layer)
         if chosen is None:
             return None
