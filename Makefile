@@ -150,11 +150,11 @@ test-long: all ## two hours: 20000 clean cases, 200 reseeded runs of ci, every p
 	DUALKV_DATA=data fuzz/long.sh $(B)/dualkv $(B)/long
 
 # Where there is a GPU, its kernel beside the emulated one.
-verify: all $(if $(wildcard /dev/nvidia0),cuda) ## judge the kernels on suite ci and on recorded activations: records and report.md
+verify: all $(if $(wildcard /dev/nvidia0),cuda) ## judge the kernels on suite ci and on recorded activations: records, report.html and report.md
 	@mkdir -p $(B)/verify
 	$(Q)gpu=; if $(B)/dualkv list device >$(B)/verify/device.txt 2>/dev/null; then gpu='device --kernel cuda'; fi; \
 	DUALKV_DATA=data $(B)/dualkv check ci recorded --kernel emu $$gpu --json $(B)/verify/records.jsonl; s=$$?; \
-	$(B)/dualkv report --markdown $(B)/verify/report.md $(B)/verify/records.jsonl && exit $$s
+	$(B)/dualkv report --html $(B)/verify/report.html --markdown $(B)/verify/report.md $(B)/verify/records.jsonl && exit $$s
 
 bench: all ## speed of the fp64 reference against dgemm on this machine
 	DUALKV_DATA=data $(B)/dualkv bench --kernel ref 'shape=2048+8x256 heads=8:2 dim=128'

@@ -22,21 +22,20 @@ static const uint32_t constants[64] = {
 static uint32_t turn(uint32_t x, int n) { return x >> n | x << (32 - n); }
 
 static void add_block(uint32_t h[8], const unsigned char *b) {
-    uint32_t w[64], s[8];
+    uint32_t w[64];
     for (int i = 0; i < 16; i++)
         w[i] = (uint32_t)b[4 * i] << 24 | (uint32_t)b[4 * i + 1] << 16 | (uint32_t)b[4 * i + 2] << 8 | b[4 * i + 3];
     for (int i = 16; i < 64; i++)
         w[i] = w[i - 16] + w[i - 7] + (turn(w[i - 15], 7) ^ turn(w[i - 15], 18) ^ w[i - 15] >> 3) +
                (turn(w[i - 2], 17) ^ turn(w[i - 2], 19) ^ w[i - 2] >> 10);
-    memcpy(s, h, sizeof s);
+    uint32_t s0 = h[0], s1 = h[1], s2 = h[2], s3 = h[3], s4 = h[4], s5 = h[5], s6 = h[6], s7 = h[7]; /* in registers */
     for (int i = 0; i < 64; i++) {
-        uint32_t one = s[7] + (turn(s[4], 6) ^ turn(s[4], 11) ^ turn(s[4], 25)) + ((s[4] & s[5]) ^ (~s[4] & s[6])) +
-                       constants[i] + w[i];
-        uint32_t two = (turn(s[0], 2) ^ turn(s[0], 13) ^ turn(s[0], 22)) + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
-        memmove(s + 1, s, 7 * sizeof *s);
-        s[4] += one;
-        s[0] = one + two;
+        uint32_t one = s7 + (turn(s4, 6) ^ turn(s4, 11) ^ turn(s4, 25)) + ((s4 & s5) ^ (~s4 & s6)) + constants[i] + w[i];
+        uint32_t two = (turn(s0, 2) ^ turn(s0, 13) ^ turn(s0, 22)) + ((s0 & s1) ^ (s0 & s2) ^ (s1 & s2));
+        s7 = s6, s6 = s5, s5 = s4, s4 = s3 + one;
+        s3 = s2, s2 = s1, s1 = s0, s0 = one + two;
     }
+    uint32_t s[8] = {s0, s1, s2, s3, s4, s5, s6, s7};
     for (int i = 0; i < 8; i++) h[i] += s[i];
 }
 

@@ -16,7 +16,7 @@ static int grow(char **row, size_t *room, dkv_err *err) {
 int dkv_readRow(FILE *f, char **row, size_t *room, size_t *n, dkv_err *err) {
     int c = 0;
     *n = 0;
-    while (c != '\n' && (c = getc(f)) != EOF) {
+    while (c != '\n' && (c = getc_unlocked(f)) != EOF) {
         if (*n >= DKV_ROW_MAX) return dkv_fail(err, DKV_EUSER, "the row is longer than %zu bytes", DKV_ROW_MAX);
         if (*n + 2 > *room && grow(row, room, err)) return DKV_EHARNESS;
         (*row)[(*n)++] = (char)c;

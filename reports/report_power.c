@@ -15,11 +15,15 @@ static double numberOf(const cJSON *x) {
 
 static dkv_power_row *findRow(dkv_power_table *t, const char *kernel, const char *stratum, const char *fault) {
     for (int i = 0; i < t->n_rows; i++) {
-        dkv_power_row *w = &t->rows[i];
+        int at = t->next + i < t->n_rows ? t->next + i : t->next + i - t->n_rows;
+        dkv_power_row *w = &t->rows[at];
         if (strcmp(w->stratum, stratum) == 0 && strcmp(w->fault, fault) == 0 &&
-            strncmp(w->kernel, kernel, sizeof w->kernel - 1) == 0)
+            strncmp(w->kernel, kernel, sizeof w->kernel - 1) == 0) {
+            t->next = at + 1 < t->n_rows ? at + 1 : 0;
             return w;
+        }
     }
+    if (t->n_rows == DKV_POWER_ROWS) return NULL;
     if ((t->n_rows & (t->n_rows - 1)) == 0) { /* room for the next power of two */
         dkv_power_row *rows = realloc(t->rows, (size_t)(2 * t->n_rows + 1) * sizeof *rows);
         if (!rows) return NULL;
@@ -52,6 +56,7 @@ int dkv_addPowerRecord(dkv_power_table *t, const cJSON *record) {
             double ratio = numberOf(fault);
             if (!stratum->string || !fault->string || strlen(stratum->string) > 31 || strlen(fault->string) > 15) continue;
             dkv_power_row *w = findRow(t, kernel, stratum->string, fault->string);
+            if (!w && t->n_rows == DKV_POWER_ROWS) continue;
             if (!w) return -1;
             w->cases++;
             w->caught += ratio > 1;
@@ -92,7 +97,7 @@ static bool isSame(const dkv_power_row *a, const dkv_power_row *b) {
     return strcmp(a->kernel, b->kernel) == 0 && strcmp(a->stratum, b->stratum) == 0;
 }
 
-static dkv_power_row *sorted(const dkv_power_table *t) {
+dkv_power_row *dkv_sortPowerRows(const dkv_power_table *t) {
     dkv_power_row *rows = malloc((size_t)(t->n_rows + 1) * sizeof *rows);
     if (!rows) return NULL;
     if (t->n_rows) memcpy(rows, t->rows, (size_t)t->n_rows * sizeof *rows);
@@ -101,7 +106,7 @@ static dkv_power_row *sorted(const dkv_power_table *t) {
 }
 
 int dkv_countBlind(const dkv_power_table *t) {
-    dkv_power_row *rows = sorted(t);
+    dkv_power_row *rows = dkv_sortPowerRows(t);
     int n = 0;
     for (int i = 0, end; rows && i < t->n_rows; i = end) {
         bool blind = false;
@@ -113,7 +118,7 @@ int dkv_countBlind(const dkv_power_table *t) {
 }
 
 void dkv_writeBlind(const dkv_power_table *t, FILE *f, const char *before, int most) {
-    dkv_power_row *rows = sorted(t);
+    dkv_power_row *rows = dkv_sortPowerRows(t);
     for (int i = 0, end; rows && i < t->n_rows && most > 0; i = end) {
         int n = 0;
         for (end = i; end < t->n_rows && isSame(&rows[end], &rows[i]); end++) {
@@ -148,7 +153,7 @@ void dkv_writePowerWords(const dkv_power_table *t, FILE *f) {
 void dkv_writePowerTable(const dkv_power_table *t, FILE *f) {
     const char *columns[COLUMNS];
     int n = 0;
-    dkv_power_row *rows = sorted(t);
+    dkv_power_row *rows = dkv_sortPowerRows(t);
     for (int i = 0; rows && i < t->n_rows; i++) {
         int k = 0;
         while (k < n && strcmp(columns[k], t->rows[i].fault) != 0) k++;

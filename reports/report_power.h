@@ -7,6 +7,8 @@
 #include <cjson/cJSON.h>
 #include <stdio.h>
 
+#define DKV_POWER_ROWS 16384 /* of a table; further ones are left out */
+
 typedef struct dkv_power_row {
     char kernel[64], stratum[32], fault[16];
     long cases, caught; /* cases where the fault could be; that catch it */
@@ -15,7 +17,7 @@ typedef struct dkv_power_row {
 
 typedef struct dkv_power_table {
     dkv_power_row *rows;
-    int n_rows;
+    int n_rows, next;            /* next: where a search begins, since records name strata in the same order */
     long cases;                  /* measured */
     double longest, scale, gain; /* keys of the longest row where a lost key shows; least errors seen; 0: none */
 } dkv_power_table;
@@ -24,6 +26,8 @@ typedef struct dkv_power_table {
 int dkv_addPowerRecord(dkv_power_table *t, const cJSON *record);
 void dkv_freePowerTable(dkv_power_table *t);
 
+/* A copy of the rows, by kernel and stratum, in reading order; freed by the caller. NULL: out of memory. */
+dkv_power_row *dkv_sortPowerRows(const dkv_power_table *t);
 /* Strata in which some fault is caught by no case. */
 int dkv_countBlind(const dkv_power_table *t);
 /* One line each, `most` at most: "O response 17-64: no case would have seen first-key, scale". */

@@ -54,6 +54,7 @@ static const option options[] = {
      0, DKV_CMD_BENCH},
     {"--markdown", NULL, "FILE", "where the report goes (default: a table on stdout)", WORD, FIELD(markdown),
      0, 0, DKV_CMD_REPORT | DKV_CMD_POWER},
+    {"--html", NULL, "FILE", "the report as one self-contained page", WORD, FIELD(html), 0, 0, DKV_CMD_REPORT},
     {"--reseed", NULL, "N", "the same lines, each with another seed: its own plus N", COUNT, FIELD(reseed), 0,
      1e9, DKV_CMD_CHECK},
     {"--forward", NULL, NULL, "the same lines without gradients (grad=off); check: each once", FLAG, FIELD(forward), 0, 0,

@@ -20,7 +20,9 @@ static const dkv_command commands[] = {
      "folder) and a kernel (the outputs in it). Exit: 0 passed, 1 a defect, 2 bad input, 3 nothing ran (all\n"
      "refused), 4 inconclusive.\n",
      dkv_cmdCheck},
-    {"report", DKV_CMD_REPORT, true, "[--markdown FILE] RECORDS...", "tables from records", "",
+    {"report", DKV_CMD_REPORT, true, "[--html FILE] [--markdown FILE] RECORDS...", "a page or tables from records",
+     "RECORDS are files that --json wrote (check, fuzz; with --html those of bench and power, too). The page skips lines\n"
+     "that are no records, and says which; tables stop there.\n",
      dkv_cmdReport},
     {"replay", DKV_CMD_REPLAY, false, "LINE|FILE --kernel K [--bisect]",
      "one case again, with everything said of it",

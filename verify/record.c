@@ -13,8 +13,7 @@
 #include "../data/fill.h"
 #include "version.h"
 
-/* 'text' for a shell, plain where it needs no quotes. */
-static void quote(const char *text, char *out, size_t n) {
+void dkv_quoteWord(const char *text, char *out, size_t n) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+=_-./:,@";
     size_t at = 0;
     if (text[0] && strspn(text, plain) == strlen(text)) {
@@ -44,11 +43,11 @@ void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n
     if (quoted_line && quoted_kernel) {
         quoted_line[0] = '\'';
         snprintf(quoted_line + 1, DKV_LINE_MAX + 60, "%s'", line); /* a canonical line has no quotes */
-        quote(kernel, quoted_kernel, 4 * DKV_SPEC_MAX);
+        dkv_quoteWord(kernel, quoted_kernel, 4 * DKV_SPEC_MAX);
         int wrote = snprintf(out, n, "dualkv replay %s --kernel %s", quoted_line, quoted_kernel);
         const char *dir = strstr(line, " fill=file:") ? dkv_filesDir() : NULL;
         if (dir && strncmp(kernel, DKV_FILES_PREFIX, strlen(DKV_FILES_PREFIX)) && wrote > 0 && (size_t)wrote < n) {
-            quote(dir, quoted_kernel, 4 * DKV_SPEC_MAX);
+            dkv_quoteWord(dir, quoted_kernel, 4 * DKV_SPEC_MAX);
             snprintf(out + wrote, n - (size_t)wrote, " --files %s", quoted_kernel);
         }
     }

@@ -11,6 +11,8 @@
  * --arithmetic where a run was given that. */
 void dkv_nameArithmetic(const char *word); /* before the run; NULL: none */
 void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n);
+/* 'text' for a shell, plain where it needs no quotes; cut to n bytes. */
+void dkv_quoteWord(const char *text, char *out, size_t n);
 /* One line of JSON without newline, malloc'ed; NULL where out of memory. */
 char *dkv_printRecord(const dkv_result *r);
 

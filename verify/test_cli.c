@@ -176,6 +176,9 @@ static void records_replay_and_report(void **state) {
     mustExit(0, "report --markdown $D/a.md $D/a.jsonl");
     readAll("a.md", records, sizeof records);
     assert_non_null(strstr(records, "**OUT_OF_BOUNDS**"));
+    mustExit(0, "report --html $D/a.html $D/a.jsonl");
+    readAll("a.html", records, sizeof records);
+    assert_non_null(strstr(records, "<strong>Not equivalent.</strong> A defect in 3 of 3 cases that ran"));
     mustExit(0, "check shape=5+2x3 dim=8 --kernel emu --json -");
     assert_int_equal(output[0], '{');
     assert_int_equal(countLines(output), 1);

@@ -1,0 +1,386 @@
+#include "report_gather.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../ref/problem.h"
+#include "../ref/row.h"
+#include "report_classes.h"
+
+#define TEXT_MAX 600  /* bytes kept of a sentence */
+
+static const char *textOf(const cJSON *o, const char *key) {
+    const char *s = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, key));
+    return s ? s : "";
+}
+
+/* A number; non-finite ones are strings in records. */
+static double numberOf(const cJSON *o, const char *key, double otherwise) {
+    const cJSON *x = cJSON_GetObjectItemCaseSensitive(o, key);
+    if (cJSON_IsNumber(x)) return x->valuedouble;
+    const char *s = cJSON_GetStringValue(x);
+    if (!s) return otherwise;
+    return strcmp(s, "inf") == 0 ? INFINITY : strcmp(s, "-inf") == 0 ? -INFINITY : NAN;
+}
+
+/* A size that may be added up. */
+static double sizeOf(const cJSON *o, const char *key) {
+    double x = numberOf(o, key, 0);
+    return x > 0 && x < 1e18 ? x : 0;
+}
+
+static char *keep(const char *s) { return strndup(s, TEXT_MAX); }
+
+/* -1: out of memory. "" is no word. */
+static int countWord(dkv_words *w, const char *word) {
+    int i = 0;
+    if (!word[0]) return 0;
+    while (i < w->n && strncmp(w->word[i], word, TEXT_MAX) != 0) i++;
+    if (i == DKV_GATHER_WORDS) {
+        w->more++;
+        return 0;
+    }
+    if (i == w->n) {
+        if (!(w->word[i] = keep(word))) return -1;
+        w->count[w->n++] = 0;
+    }
+    w->count[i]++;
+    return 0;
+}
+
+static void freeWords(dkv_words *w) {
+    for (int i = 0; i < w->n; i++) free(w->word[i]);
+}
+
+/* ---- strips ---- */
+
+#define RATIO_DECADES 6.0 /* from 1e-4 to 1e2 */
+#define RMS_MOST 3.0
+
+double dkv_ratioOfBin(double i) { return pow(10, RATIO_DECADES * i / DKV_GATHER_BINS - 4); }
+double dkv_rmsOfBin(double i) { return RMS_MOST * i / DKV_GATHER_BINS; }
+
+/* Values off an axis count at its end. */
+static void addStrip(dkv_strip *s, double x, double place, bool outside) {
+    int bin = !(place < DKV_GATHER_BINS) ? DKV_GATHER_BINS - 1 : place < 0 ? 0 : (int)place;
+    s->bins[outside][bin]++;
+    s->cases++;
+    s->outside += outside;
+    if (!(x <= s->most)) s->most = isnan(x) ? INFINITY : x;
+}
+
+static void addRatio(dkv_strip *s, double x) {
+    double place = x <= 0 ? 0 : (log10(x) + 4) / RATIO_DECADES * DKV_GATHER_BINS;
+    addStrip(s, x, place, !(x <= 1));
+}
+
+/* ---- a record of check ---- */
+
+static int tensorId(const char *name) {
+    int id = 0;
+    while (id < DKV_N_OUTPUTS && strcmp(dkv_tensorName((dkv_tensor_id)id), name) != 0) id++;
+    return id;
+}
+
+static dkv_gather_kernel *findKernel(dkv_gather *g, const char *name) {
+    if (!name[0]) name = "(unnamed)";
+    for (int i = 0; i < g->n_kernels; i++)
+        if (i == DKV_GATHER_KERNELS - 1 || strncmp(g->kernels[i]->name, name, TEXT_MAX) == 0) return g->kernels[i];
+    if (!g->kernels && !(g->kernels = calloc(DKV_GATHER_KERNELS, sizeof *g->kernels))) return NULL;
+    dkv_gather_kernel *k = calloc(1, sizeof *k);
+    if (!k) return NULL;
+    k->name = keep(g->n_kernels == DKV_GATHER_KERNELS - 1 ? "(further kernels)" : name);
+    if (!k->name) {
+        free(k);
+        return NULL;
+    }
+    for (int m = 0; m < DKV_GATHER_MASKS; m++)
+        for (int d = 0; d < DKV_GATHER_DTYPES; d++)
+            for (int t = 0; t < DKV_N_OUTPUTS; t++) k->rows[m][d][t].least_rms = k->rows[m][d][t].most_rms = NAN;
+    return g->kernels[g->n_kernels++] = k;
+}
+
+static void addTensor(dkv_gather_kernel *k, dkv_gather_row *w, int id, const cJSON *t) {
+    static const char *const names[2] = {"prompt", "response"};
+    const cJSON *regions = cJSON_GetObjectItemCaseSensitive(t, "regions");
+    double ratio = numberOf(t, "max_bound_ratio", NAN), rms = numberOf(t, "twin_rms", NAN);
+    w->cases++;
+    w->outside += !(ratio <= 1);
+    if (isnan(ratio)) ratio = INFINITY;
+    if (ratio > w->max_ratio) w->max_ratio = ratio;
+    if (ratio > k->worst || !k->worst_tensor[0]) {
+        k->worst = ratio;
+        snprintf(k->worst_tensor, sizeof k->worst_tensor, "%s", dkv_tensorName((dkv_tensor_id)id));
+    }
+    k->elements += sizeOf(t, "total");
+    for (int i = 0; i < 2; i++) {
+        const cJSON *part = cJSON_GetObjectItemCaseSensitive(regions, names[i]);
+        if (cJSON_IsObject(part)) addRatio(&k->ratio[id][i], numberOf(part, "max_bound_ratio", NAN));
+    }
+    if (!cJSON_GetObjectItemCaseSensitive(t, "twin_rms")) return;
+    if (isfinite(rms)) {
+        if (!(rms >= w->least_rms)) w->least_rms = rms;
+        if (!(rms <= w->most_rms)) w->most_rms = rms;
+    }
+    addStrip(&k->rms[id], rms, rms / RMS_MOST * DKV_GATHER_BINS, !(rms <= numberOf(t, "twin_rms_limit", INFINITY)));
+}
+
+static void addCover(dkv_gather_cell *c, dkv_status status) {
+    bool refused = status == DKV_ST_UNSUPPORTED;
+    c->refused += refused;
+    c->cases += !refused;
+    c->defects += dkv_statusRow(status)->defect;
+}
+
+static int addProblem(dkv_gather_kernel *k, const dkv_problem *p, const cJSON *o, dkv_status status) {
+    const cJSON *x, *tensors = cJSON_GetObjectItemCaseSensitive(o, "tensors");
+    unsigned edges = dkv_edgesOf(p), features = dkv_featuresOf(p);
+    bool judged = cJSON_IsObject(tensors);
+    if ((int)p->mask >= DKV_GATHER_MASKS || (int)p->dtype >= DKV_GATHER_DTYPES) return 0;
+    addCover(&k->kinds[p->mask][p->dtype], status);
+    for (int e = 0; e < DKV_GATHER_EDGES; e++)
+        if (edges >> e & 1) addCover(&k->cover[p->mask][p->dtype][dkv_classOfDim(p)][e], status);
+    k->judged += judged;
+    for (int f = 0; judged && f < DKV_GATHER_FEATURES; f++) k->features[f] += features >> f & 1;
+    if (judged)
+        cJSON_ArrayForEach(x, tensors) {
+            int id = x->string ? tensorId(x->string) : DKV_N_OUTPUTS;
+            if (id < DKV_N_OUTPUTS && cJSON_IsObject(x)) addTensor(k, &k->rows[p->mask][p->dtype][id], id, x);
+        }
+    cJSON_ArrayForEach(x, cJSON_GetObjectItemCaseSensitive(o, "not_judged")) {
+        const char *name = cJSON_GetStringValue(x);
+        if (name && countWord(&k->not_judged, name)) return -1;
+    }
+    return 0;
+}
+
+static int addChecks(dkv_gather_kernel *k, const cJSON *o) {
+    static const char *const words[3] = {"passed", "defect", "note"};
+    const cJSON *c;
+    cJSON_ArrayForEach(c, cJSON_GetObjectItemCaseSensitive(o, "checks")) {
+        const char *state = cJSON_GetStringValue(c);
+        for (int i = 0; state && c->string && i < 3; i++)
+            if (strcmp(state, words[i]) == 0 && countWord(&k->checks[i], c->string)) return -1;
+    }
+    return 0;
+}
+
+/* Room for what is merely not known cannot be taken by defects, nor the other way. */
+static int addCase(dkv_gather_kernel *k, const cJSON *o, dkv_status status) {
+    const char *line = textOf(o, "line"), *replay = textOf(o, "replay");
+    bool defect = dkv_statusRow(status)->defect;
+    if (!k->cases && !(k->cases = calloc(DKV_GATHER_CASES, sizeof *k->cases))) return -1;
+    if (k->kept[defect] >= (defect ? DKV_GATHER_CASES - DKV_GATHER_OTHERS : DKV_GATHER_OTHERS)) {
+        k->cases_left_out++;
+        return 0;
+    }
+    k->kept[defect]++;
+    dkv_gather_case *c = &k->cases[k->n_cases++];
+    bool fits = strlen(line) < TEXT_MAX && strlen(replay) < 2 * TEXT_MAX; /* half a command is none */
+    c->line = keep(line);
+    c->why = keep(textOf(o, "why"));
+    c->replay = strdup(fits ? replay : "");
+    c->status = status;
+    return c->line && c->why && c->replay ? 0 : -1;
+}
+
+static void putLine(uint64_t *lines, size_t room, uint64_t hash, size_t *n) {
+    size_t at = hash & (room - 1);
+    while (lines[at] && lines[at] != hash) at = (at + 1) & (room - 1);
+    *n += lines[at] == 0;
+    lines[at] = hash;
+}
+
+/* FNV-1a, mixed: two lines in 2^64 are taken for one. */
+static int countLine(dkv_gather_kernel *k, const char *line) {
+    uint64_t hash = 14695981039346656037u;
+    for (; *line; line++) hash = (hash ^ (unsigned char)*line) * 1099511628211u;
+    hash ^= hash >> 32;
+    if (2 * k->n_lines >= k->room) {
+        size_t room = k->room ? 2 * k->room : 64, n = 0;
+        uint64_t *lines = calloc(room, sizeof *lines);
+        if (!lines) return -1;
+        for (size_t i = 0; i < k->room; i++)
+            if (k->lines[i]) putLine(lines, room, k->lines[i], &n);
+        free(k->lines);
+        k->lines = lines;
+        k->room = room;
+    }
+    putLine(k->lines, k->room, hash ? hash : 1, &k->n_lines);
+    return 0;
+}
+
+static int addPlace(dkv_gather *g, const cJSON *o) {
+    int bad = countWord(&g->devices, textOf(o, "device")) | countWord(&g->hosts, textOf(o, "host")) |
+              countWord(&g->drivers, textOf(o, "driver")) | countWord(&g->commits, textOf(o, "commit")) |
+              countWord(&g->compilers, textOf(o, "compiler")) | countWord(&g->generators, textOf(o, "generator")) |
+              countWord(&g->oracles, textOf(o, "oracle"));
+    double level = numberOf(o, "level", 0);
+    g->seconds += sizeOf(o, "seconds");
+    if (level > 0 && level < 1) {
+        if (g->least_level == 0 || level < g->least_level) g->least_level = level;
+        if (level > g->most_level) g->most_level = level;
+    }
+    return bad ? -1 : 0;
+}
+
+static int addCheck(dkv_gather *g, const cJSON *o, const dkv_problem *p, dkv_status status) {
+    dkv_gather_kernel *k = findKernel(g, textOf(o, "kernel"));
+    if (!k) return -1;
+    g->total++;
+    k->total++;
+    k->counts[status]++;
+    if (countLine(k, textOf(o, "line"))) return -1;
+    if (countWord(&k->devices, textOf(o, "device")) || countWord(&k->commits, textOf(o, "commit"))) return -1;
+    if (addProblem(k, p, o, status) || addChecks(k, o) || addPlace(g, o) || dkv_addPowerRecord(&k->power, o)) return -1;
+    if (countWord(&k->arithmetic, textOf(o, "arithmetic")) || countWord(&k->profiles, textOf(o, "profile"))) return -1;
+    if (status == DKV_ST_UNSUPPORTED) return countWord(&k->reasons, textOf(o, "why")[0] ? textOf(o, "why") : "(no reason)");
+    return status == DKV_ST_PASSED ? 0 : addCase(k, o, status);
+}
+
+/* ---- bench, power ---- */
+
+static void findRoof(dkv_gather_bench *b, const dkv_problem *p) {
+    const dkv_card *card = dkv_findCard(b->device);
+    for (int back = 0; card && back < 2; back++) {
+        double rate = p->dtype == DUALKV_FP32 ? card->single : card->half;
+        double flops = b->tflops[back] * b->ms[back] * 1e9, bytes = dkv_leastBytes(p, back);
+        double by_memory = flops / bytes * card->memory;
+        b->memory[back] = by_memory < rate;
+        if (flops > 0 && bytes > 0) b->roof[back] = (b->memory[back] ? by_memory : rate) * 1e-12;
+    }
+}
+
+static int addBench(dkv_gather *g, const cJSON *o, const dkv_problem *p) {
+    if (g->n_bench == DKV_GATHER_BENCH) {
+        g->bench_left_out++;
+        return 0;
+    }
+    if (!g->bench && !(g->bench = calloc(DKV_GATHER_BENCH, sizeof *g->bench))) return -1;
+    dkv_gather_bench *b = &g->bench[g->n_bench++];
+    *b = (dkv_gather_bench){.line = keep(textOf(o, "line")),
+                            .kernel = keep(textOf(o, "kernel")),
+                            .device = keep(textOf(o, "device")),
+                            .ms = {sizeOf(o, "ms_fwd"), sizeOf(o, "ms_bwd")},
+                            .tflops = {sizeOf(o, "tflops_fwd"), sizeOf(o, "tflops_bwd")},
+                            .peak_bytes = sizeOf(o, "peak_bytes"),
+                            .dgemm = sizeOf(o, "gflops_dgemm")};
+    if (!b->line || !b->kernel || !b->device) return -1;
+    findRoof(b, p);
+    return addPlace(g, o);
+}
+
+static int addFault(dkv_gather *g, const cJSON *o) {
+    if (g->n_faults == DKV_GATHER_BENCH) return 0;
+    if (!g->faults && !(g->faults = calloc(DKV_GATHER_BENCH, sizeof *g->faults))) return -1;
+    dkv_gather_fault *f = &g->faults[g->n_faults++];
+    f->fault = keep(textOf(o, "fault"));
+    f->doc = keep(textOf(o, "doc"));
+    f->check = keep(textOf(o, "check"));
+    f->line = keep(textOf(o, "line"));
+    f->found = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "found"));
+    f->control = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "control"));
+    f->cases = sizeOf(o, "cases");
+    return f->fault && f->doc && f->check && f->line ? 0 : -1;
+}
+
+int dkv_gatherRecord(dkv_gather *g, const char *json) {
+    dkv_problem p = {0};
+    dkv_err err = {0};
+    int rc = 0;
+    cJSON *o = cJSON_ParseWithOpts(json, NULL, true);
+    const cJSON *clean = cJSON_GetObjectItemCaseSensitive(o, "clean_cases");
+    dkv_status status = dkv_findStatus(textOf(o, "status"));
+    if (textOf(o, "fault")[0] && cJSON_IsBool(cJSON_GetObjectItemCaseSensitive(o, "found"))) {
+        rc = addFault(g, o) ? -1 : 1;
+    } else if (cJSON_IsNumber(clean)) {
+        g->clean_cases += (long)sizeOf(o, "clean_cases");
+        g->false_alarms += (long)sizeOf(o, "false_alarms");
+        rc = 1;
+    } else if (textOf(o, "line")[0] && textOf(o, "kernel")[0] && dkv_parseProblem(textOf(o, "line"), NULL, &p, &err) == 0) {
+        if (status < DKV_ST_N) rc = addCheck(g, o, &p, status) ? -1 : 1;
+        else if (cJSON_GetObjectItemCaseSensitive(o, "ms_fwd")) rc = addBench(g, o, &p) ? -1 : 1;
+    }
+    dkv_freeProblem(&p);
+    cJSON_Delete(o);
+    return rc;
+}
+
+/* ---- files ---- */
+
+int dkv_gatherFile(dkv_gather *g, const char *path, const char *hash, dkv_err *err) {
+    char *row = NULL;
+    size_t room = 0, n = 1;
+    int rc = 0;
+    dkv_err why = {0};
+    FILE *f = fopen(path, "re");
+    if (!f) return dkv_fail(err, DKV_EUSER, "cannot read '%s': %s", path, strerror(errno));
+    dkv_gather_file *files = realloc(g->files, (size_t)(g->n_files + 1) * sizeof *files);
+    if (files) g->files = files;
+    dkv_gather_file *file = files ? &files[g->n_files++] : NULL;
+    if (file) *file = (dkv_gather_file){.path = strdup(path), .hash = strdup(hash)};
+    if (!file || !file->path || !file->hash) rc = dkv_fail(err, DKV_EHARNESS, "out of memory for records");
+    while (!rc && n) {
+        if (dkv_readRow(f, &row, &room, &n, &why)) {
+            if (file->lines == 0) rc = dkv_fail(err, DKV_EUSER, "%s: %s", path, why.text);
+            file->cut = true;
+            break;
+        }
+        if (n == 0) break;
+        file->lines++;
+        if (!row[strspn(row, " \t\r\n")] && strlen(row) == n) continue;
+        int got = strlen(row) == n ? dkv_gatherRecord(g, row) : 0; /* a 0 byte: no text */
+        if (got < 0) rc = dkv_fail(err, DKV_EHARNESS, "out of memory for records");
+        file->records += got > 0;
+        if (got == 0 && file->bad++ < DKV_GATHER_BAD) file->bad_lines[file->bad - 1] = file->lines;
+    }
+    free(row);
+    fclose(f);
+    return rc;
+}
+
+static void freeKernel(dkv_gather_kernel *k) {
+    dkv_words *const words[] = {&k->devices,    &k->commits,   &k->reasons,   &k->arithmetic, &k->profiles,
+                                &k->not_judged, &k->checks[0], &k->checks[1], &k->checks[2]};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) freeWords(words[i]);
+    for (int i = 0; i < k->n_cases; i++) {
+        free(k->cases[i].line);
+        free(k->cases[i].why);
+        free(k->cases[i].replay);
+    }
+    free(k->cases);
+    free(k->lines);
+    free(k->name);
+    dkv_freePowerTable(&k->power);
+    free(k);
+}
+
+void dkv_freeGather(dkv_gather *g) {
+    dkv_words *const words[] = {&g->devices,   &g->hosts,      &g->drivers, &g->commits,
+                                &g->compilers, &g->generators, &g->oracles};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) freeWords(words[i]);
+    for (int i = 0; i < g->n_kernels; i++) freeKernel(g->kernels[i]);
+    for (int i = 0; i < g->n_bench; i++) {
+        free(g->bench[i].line);
+        free(g->bench[i].kernel);
+        free(g->bench[i].device);
+    }
+    for (int i = 0; i < g->n_faults; i++) {
+        free(g->faults[i].fault);
+        free(g->faults[i].doc);
+        free(g->faults[i].check);
+        free(g->faults[i].line);
+    }
+    for (int i = 0; i < g->n_files; i++) {
+        free(g->files[i].path);
+        free(g->files[i].hash);
+    }
+    free(g->kernels);
+    free(g->bench);
+    free(g->faults);
+    free(g->files);
+    memset(g, 0, sizeof *g);
+}

@@ -1,0 +1,119 @@
+/* report_gather.h: what a report says of a set of records, gathered one record at a time; its size grows with
+ * their number by some bytes a line only. Reads records (verify/record.h), those of bench and those of power. Whatever stands in them is hostile: a
+ * line that is none of the three is counted and its number kept. */
+#ifndef DKV_REPORT_GATHER_H
+#define DKV_REPORT_GATHER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "../verify/record.h"
+#include "report_power.h"
+
+enum {
+    DKV_GATHER_KERNELS = 64, /* further ones are counted together, in the last */
+    DKV_GATHER_MASKS = 7,
+    DKV_GATHER_DTYPES = 3,
+    DKV_GATHER_DIMS = 5,   /* head-dim classes, dkv_gatherDim */
+    DKV_GATHER_EDGES = 8,  /* edge classes, dkv_gatherEdge */
+    DKV_GATHER_FEATURES = 17,
+    DKV_GATHER_BINS = 96,  /* of a strip */
+    DKV_GATHER_WORDS = 40, /* different words that are kept of a field */
+    DKV_GATHER_CASES = 500, /* of a kernel's cases that did not pass */
+    DKV_GATHER_OTHERS = 100, /* of these for such as are no defect */
+    DKV_GATHER_BENCH = 200,
+    DKV_GATHER_BAD = 40 /* numbers of lines of a file that were skipped */
+};
+
+/* Words and how often each came; `more`: of those that there was no room for. */
+typedef struct dkv_words {
+    char *word[DKV_GATHER_WORDS];
+    long count[DKV_GATHER_WORDS], more;
+    int n;
+} dkv_words;
+
+/* Cases by the place of a value on an axis: [0] within its limit, [1] outside. */
+typedef struct dkv_strip {
+    long bins[2][DKV_GATHER_BINS];
+    long cases, outside;
+    double most; /* INFINITY where something is not finite */
+} dkv_strip;
+
+typedef struct dkv_gather_row { /* a mask, a dtype, a tensor */
+    long cases, outside;
+    double max_ratio, least_rms, most_rms; /* NAN: none */
+} dkv_gather_row;
+
+typedef struct dkv_gather_cell {
+    long cases, defects, refused;
+} dkv_gather_cell;
+
+typedef struct dkv_gather_case { /* one that did not pass, owned */
+    char *line, *why, *replay;
+    dkv_status status;
+} dkv_gather_case;
+
+typedef struct dkv_gather_kernel {
+    char *name;
+    long counts[DKV_ST_N], total, judged;
+    double elements, worst; /* elements judged; largest err/bound */
+    char worst_tensor[8];
+    dkv_gather_row rows[DKV_GATHER_MASKS][DKV_GATHER_DTYPES][DKV_N_OUTPUTS];
+    dkv_gather_cell cover[DKV_GATHER_MASKS][DKV_GATHER_DTYPES][DKV_GATHER_DIMS][DKV_GATHER_EDGES];
+    dkv_gather_cell kinds[DKV_GATHER_MASKS][DKV_GATHER_DTYPES]; /* the same, each case once */
+    long features[DKV_GATHER_FEATURES]; /* judged cases that have it, dkv_gatherFeature */
+    dkv_strip ratio[DKV_N_OUTPUTS][2], rms[DKV_N_OUTPUTS];
+    dkv_words devices, commits, reasons, arithmetic, profiles, not_judged, checks[3]; /* passed, defect, note */
+    dkv_power_table power;
+    uint64_t *lines; /* hashes of the different lines, a table of `room` places, 0: free */
+    size_t n_lines, room;
+    dkv_gather_case *cases;
+    int n_cases;
+    long kept[2], cases_left_out; /* kept: others, defects */
+} dkv_gather_kernel;
+
+typedef struct dkv_gather_bench { /* owned strings */
+    char *line, *kernel, *device;
+    double ms[2], tflops[2], roof[2], peak_bytes, dgemm; /* forward, backward; roof 0: not known */
+    bool memory[2];                                      /* the roof is that of the memory */
+} dkv_gather_bench;
+
+typedef struct dkv_gather_fault { /* of `power`, owned strings */
+    char *fault, *doc, *check, *line;
+    bool found, control;
+    double cases;
+} dkv_gather_fault;
+
+typedef struct dkv_gather_file {
+    char *path, *hash; /* owned */
+    long lines, records, bad, bad_lines[DKV_GATHER_BAD];
+    bool cut; /* a line was too long: what follows was not read */
+} dkv_gather_file;
+
+typedef struct dkv_gather {
+    dkv_gather_kernel **kernels;
+    int n_kernels, n_bench, n_faults, n_files;
+    long total, bench_left_out, clean_cases, false_alarms;
+    double seconds, least_level, most_level;
+    dkv_gather_bench *bench;
+    dkv_gather_fault *faults;
+    dkv_gather_file *files;
+    dkv_words devices, hosts, drivers, commits, compilers, generators, oracles;
+} dkv_gather;
+
+/* 1: a record, 0: not one, -1: out of memory. */
+int dkv_gatherRecord(dkv_gather *g, const char *json);
+/* Every record of a file. DKV_EUSER where the file itself cannot be read; bad lines are no error. `hash` may be "". */
+int dkv_gatherFile(dkv_gather *g, const char *path, const char *hash, dkv_err *err);
+void dkv_freeGather(dkv_gather *g);
+
+/* Names of classes, NULL past the end. */
+const char *dkv_gatherDim(int i);
+const char *dkv_gatherEdge(int i);
+const char *dkv_gatherFeature(int i);
+/* Axes of strips: err/bound at the left edge of bin i (logarithmic), rms z likewise (linear). */
+double dkv_ratioOfBin(double i);
+double dkv_rmsOfBin(double i);
+
+#endif

@@ -1,0 +1,315 @@
+#include "report_tables.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../ref/problem.h"
+#include "report_text.h"
+
+enum { STRATA_SHOWN = 200, FAULTS_SHOWN = 12, NAME_SHOWN = 120 };
+
+static const char *maskName(int m) { return dkv_maskName((dualkv_mask_kind)m); }
+static const char *dtypeName(int d) { return dkv_dtypeName((dualkv_dtype)d); }
+
+void dkv_beginTable(FILE *f, const char *caption, const char *of) {
+    fprintf(f, "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"%s\"><table>\n<caption>%s", caption, caption);
+    if (of) {
+        fputs(": ", f);
+        dkv_writeText(f, of, NAME_SHOWN);
+    }
+    fputs("</caption>\n", f);
+}
+
+void dkv_endTable(FILE *f) { fputs("</tbody></table></div>\n", f); }
+
+static void writeHead(FILE *f, const char *const *names, int n) {
+    fputs("<thead><tr>", f);
+    for (int i = 0; i < n; i++) fprintf(f, "<th scope=\"col\">%s</th>", names[i]);
+    fputs("</tr></thead><tbody>\n", f);
+}
+
+/* ---- errors ---- */
+
+static void writeErrorRow(const dkv_gather_row *w, int m, int d, int t, FILE *f) {
+    fprintf(f, "<tr%s><th scope=\"row\">%s</th><td>%s</td><td>%s</td><td>%ld</td><td>", w->outside ? " class=\"bad\"" : "",
+            maskName(m), dtypeName(d), dkv_tensorName((dkv_tensor_id)t), w->cases);
+    dkv_writeFigure(f, w->max_ratio);
+    fputs("</td><td>", f);
+    if (isfinite(w->most_rms)) fprintf(f, "%.2f to %.2f", w->least_rms, w->most_rms);
+    else fputs("–", f);
+    fprintf(f, "</td><td>%ld</td></tr>\n", w->outside);
+}
+
+void dkv_writeErrorTable(const dkv_gather_kernel *k, FILE *f) {
+    static const char *const head[] = {"mask", "dtype", "tensor", "cases", "worst err/bound", "residual to the twin (rms z)",
+                                       "cases outside the bound"};
+    dkv_beginTable(f, "Worst error over bound and range of the residual, by mask, dtype and tensor", k->name);
+    writeHead(f, head, 7);
+    for (int m = 0; m < DKV_GATHER_MASKS; m++)
+        for (int d = 0; d < DKV_GATHER_DTYPES; d++)
+            for (int t = 0; t < DKV_N_OUTPUTS; t++)
+                if (k->rows[m][d][t].cases) writeErrorRow(&k->rows[m][d][t], m, d, t, f);
+    dkv_endTable(f);
+}
+
+/* ---- coverage ---- */
+
+static void writeCell(const dkv_gather_cell *c, FILE *f) {
+    if (!c->cases && !c->refused) {
+        fputs("<td class=\"gap\">–</td>", f);
+        return;
+    }
+    fprintf(f, c->defects ? "<td class=\"bad\">%ld" : "<td>%ld", c->cases);
+    if (c->defects) fprintf(f, ", <b>%ld wrong</b>", c->defects);
+    if (c->refused) fprintf(f, " <small>(%ld refused)</small>", c->refused);
+    fputs("</td>", f);
+}
+
+static bool anyCase(const dkv_gather_cell *cells) {
+    bool any = false;
+    for (int e = 0; e < DKV_GATHER_EDGES; e++) any |= cells[e].cases || cells[e].refused;
+    return any;
+}
+
+void dkv_writeCoverage(const dkv_gather_kernel *k, FILE *f) {
+    int empty = 0;
+    dkv_beginTable(f, "Coverage: cases run, by mask, dtype, head dimension and what their shapes have (a case may have several)",
+                  k->name);
+    fputs("<thead><tr><th scope=\"col\">mask</th><th scope=\"col\">dtype</th><th scope=\"col\">head dim</th>", f);
+    for (int e = 0; e < DKV_GATHER_EDGES; e++) fprintf(f, "<th scope=\"col\">%s</th>", dkv_gatherEdge(e));
+    fputs("</tr></thead><tbody>\n", f);
+    for (int m = 0; m < DUALKV_BIDIR; m++) /* the last mask is refused by definition */
+        for (int d = 0; d < DKV_GATHER_DTYPES; d++)
+            for (int i = 0; i < DKV_GATHER_DIMS; i++) {
+                if (!anyCase(k->cover[m][d][i])) {
+                    empty++;
+                    continue;
+                }
+                fprintf(f, "<tr><th scope=\"row\">%s</th><td>%s</td><td>%s</td>", maskName(m), dtypeName(d), dkv_gatherDim(i));
+                for (int e = 0; e < DKV_GATHER_EDGES; e++) writeCell(&k->cover[m][d][i][e], f);
+                fputs("</tr>\n", f);
+            }
+    dkv_endTable(f);
+    if (!empty) return;
+    fprintf(f, "<p>No case at all in %d of %d combinations of mask, dtype and head dimension: ", empty,
+            DUALKV_BIDIR * DKV_GATHER_DTYPES * DKV_GATHER_DIMS);
+    const char *between = "";
+    for (int m = 0; m < DUALKV_BIDIR; m++)
+        for (int d = 0; d < DKV_GATHER_DTYPES; d++)
+            for (int i = 0; i < DKV_GATHER_DIMS; i++)
+                if (!anyCase(k->cover[m][d][i])) {
+                    fprintf(f, "%s%s %s %s", between, maskName(m), dtypeName(d), dkv_gatherDim(i));
+                    between = "; ";
+                }
+    fputs(".</p>\n", f);
+}
+
+/* ---- power ---- */
+
+static bool sameStratum(const dkv_power_row *a, const dkv_power_row *b) { return strcmp(a->stratum, b->stratum) == 0; }
+
+int dkv_writeBlindStrata(const dkv_gather_kernel *k, FILE *f) {
+    dkv_power_row *rows = dkv_sortPowerRows(&k->power);
+    int blind = 0;
+    for (int i = 0, end; rows && i < k->power.n_rows; i = end) {
+        int n = 0;
+        for (end = i; end < k->power.n_rows && sameStratum(&rows[end], &rows[i]); end++) {
+            if (rows[end].caught) continue;
+            if (n++ == 0) blind++;
+            if (!f || blind > STRATA_SHOWN) continue;
+            fputs(n == 1 ? "<li>" : ", ", f);
+            if (n == 1) dkv_writeText(f, rows[i].stratum, 0);
+            if (n == 1) fputs(": no case would have seen ", f);
+            dkv_writeText(f, rows[end].fault, 0);
+        }
+        if (f && n && blind <= STRATA_SHOWN) fputs("</li>\n", f);
+    }
+    free(rows);
+    return blind;
+}
+
+static int findColumns(const dkv_power_row *rows, int n, const char *columns[FAULTS_SHOWN]) {
+    int found = 0;
+    for (int i = 0; i < n; i++) {
+        int c = 0;
+        while (c < found && strcmp(columns[c], rows[i].fault) != 0) c++;
+        if (c == found && found < FAULTS_SHOWN) columns[found++] = rows[i].fault;
+    }
+    return found;
+}
+
+static void writeStratum(const dkv_power_row *rows, int n, const char *const *columns, int n_columns, FILE *f) {
+    fputs("<tr><th scope=\"row\">", f);
+    dkv_writeText(f, rows[0].stratum, 0);
+    fputs("</th>", f);
+    for (int c = 0; c < n_columns; c++) {
+        const dkv_power_row *w = NULL;
+        for (int i = 0; i < n; i++)
+            if (strcmp(rows[i].fault, columns[c]) == 0) w = &rows[i];
+        if (!w) {
+            fputs("<td class=\"gap\">–</td>", f);
+            continue;
+        }
+        fprintf(f, "<td%s>%ld of %ld, ", w->caught ? "" : " class=\"bad\"", w->caught, w->cases);
+        dkv_writeFigure(f, w->best);
+        fputs("</td>", f);
+    }
+    fputs("</tr>\n", f);
+}
+
+void dkv_writeStrata(const dkv_gather_kernel *k, FILE *f) {
+    const char *columns[FAULTS_SHOWN];
+    dkv_power_row *rows = dkv_sortPowerRows(&k->power);
+    if (!rows || !k->power.n_rows) {
+        free(rows);
+        return;
+    }
+    int n = findColumns(rows, k->power.n_rows, columns), shown = 0;
+    dkv_beginTable(f, "Power: cases that would have caught a small fault of the truth itself, and its largest error over bound",
+                  k->name);
+    fputs("<thead><tr><th scope=\"col\">tensor, region, tokens</th>", f);
+    for (int c = 0; c < n; c++) {
+        fputs("<th scope=\"col\">", f);
+        dkv_writeText(f, columns[c], 0);
+        fputs("</th>", f);
+    }
+    fputs("</tr></thead><tbody>\n", f);
+    for (int i = 0, end; i < k->power.n_rows && shown < STRATA_SHOWN; i = end, shown++) {
+        for (end = i; end < k->power.n_rows && sameStratum(&rows[end], &rows[i]); end++) continue;
+        writeStratum(&rows[i], end - i, columns, n, f);
+    }
+    dkv_endTable(f);
+    if (shown == STRATA_SHOWN) fprintf(f, "<p>The first %d strata; the records have all.</p>\n", STRATA_SHOWN);
+    free(rows);
+}
+
+/* ---- checks, refusals, failures ---- */
+
+void dkv_writeCheckTable(const dkv_gather_kernel *k, FILE *f) {
+    static const char *const head[] = {"check", "passed", "defect", "note"};
+    const char *names[3 * DKV_GATHER_WORDS];
+    int n = 0;
+    for (int s = 0; s < 3; s++)
+        for (int i = 0; i < k->checks[s].n; i++) {
+            int at = 0;
+            while (at < n && strcmp(names[at], k->checks[s].word[i]) != 0) at++;
+            if (at == n) names[n++] = k->checks[s].word[i];
+        }
+    if (!n) return;
+    dkv_beginTable(f, "What each check said, in cases", k->name);
+    writeHead(f, head, 4);
+    for (int i = 0; i < n; i++) {
+        fputs("<tr><th scope=\"row\">", f);
+        dkv_writeText(f, names[i], 60);
+        fputs("</th>", f);
+        for (int s = 0; s < 3; s++) {
+            long count = 0;
+            for (int w = 0; w < k->checks[s].n; w++)
+                if (strcmp(k->checks[s].word[w], names[i]) == 0) count = k->checks[s].count[w];
+            fprintf(f, count && s == 1 ? "<td class=\"bad\">%ld</td>" : "<td>%ld</td>", count);
+        }
+        fputs("</tr>\n", f);
+    }
+    dkv_endTable(f);
+}
+
+void dkv_writeReasons(const dkv_gather_kernel *k, FILE *f) {
+    static const char *const head[] = {"cases", "reason"};
+    if (!k->reasons.n) return;
+    dkv_beginTable(f, "Refused, by the kernel's own reason", k->name);
+    writeHead(f, head, 2);
+    for (int i = 0; i < k->reasons.n; i++) {
+        fprintf(f, "<tr><td>%ld</td><td>", k->reasons.count[i]);
+        dkv_writeText(f, k->reasons.word[i], 200);
+        fputs("</td></tr>\n", f);
+    }
+    if (k->reasons.more) fprintf(f, "<tr><td>%ld</td><td>for further reasons (see the records)</td></tr>\n", k->reasons.more);
+    dkv_endTable(f);
+}
+
+static void writeFailure(const dkv_gather_case *c, FILE *f) {
+    const dkv_status_row *status = dkv_statusRow(c->status);
+    fprintf(f, "<li><b class=\"%s\">%s</b> <code>", status->defect ? "no" : "unsure", status->name);
+    dkv_writeText(f, c->line, 0);
+    fputs("</code><br>", f);
+    dkv_writeText(f, c->why[0] ? c->why : "no reason given", 0);
+    if (c->replay[0]) fputs("<pre>", f);
+    dkv_writeText(f, c->replay, 0);
+    if (c->replay[0]) fputs("</pre>", f);
+    fputs("</li>\n", f);
+}
+
+void dkv_writeFailures(const dkv_gather_kernel *k, FILE *f, long most) {
+    long left = k->cases_left_out;
+    if (!k->n_cases) return;
+    fputs("<ol class=\"cases\">\n", f);
+    for (int defect = 1; defect >= 0; defect--)
+        for (int i = 0; i < k->n_cases; i++) {
+            if (dkv_statusRow(k->cases[i].status)->defect != (bool)defect) continue;
+            if (ftell(f) < most) writeFailure(&k->cases[i], f);
+            else left++;
+        }
+    fputs("</ol>\n", f);
+    if (left) fprintf(f, "<p>%ld more are in the records.</p>\n", left);
+}
+
+/* ---- throughput, planted faults ---- */
+
+static void writeRate(const dkv_gather_bench *b, int back, FILE *f) {
+    if (b->tflops[back] <= 0) {
+        fputs("<td class=\"gap\">–</td><td class=\"gap\">–</td>", f);
+        return;
+    }
+    fprintf(f, "<td>%.3g ms, %.3g TFLOP/s</td>", b->ms[back], b->tflops[back]);
+    if (b->roof[back] > 0)
+        fprintf(f, "<td>%.0f %% of %.0f <small>(%s)</small></td>", 100 * b->tflops[back] / b->roof[back], b->roof[back],
+                b->memory[back] ? "memory" : "arithmetic");
+    else if (b->dgemm > 0)
+        fprintf(f, "<td>%.0f %% of %.3g GFLOP/s <small>(dgemm, measured)</small></td>", 1e5 * b->tflops[back] / b->dgemm,
+                b->dgemm);
+    else fputs("<td class=\"gap\">not known</td>", f);
+}
+
+void dkv_writeBench(const dkv_gather *g, FILE *f) {
+    static const char *const head[] = {"line", "kernel", "device", "forward", "of the roofline", "backward", "of the roofline",
+                                       "peak memory"};
+    dkv_beginTable(f, "Throughput, useful FLOPs only, beside the device's roofline", NULL);
+    writeHead(f, head, 8);
+    for (int i = 0; i < g->n_bench; i++) {
+        const dkv_gather_bench *b = &g->bench[i];
+        fputs("<tr><th scope=\"row\"><code>", f);
+        dkv_writeText(f, b->line, 200);
+        fputs("</code></th><td>", f);
+        dkv_writeText(f, b->kernel, 60);
+        fputs("</td><td>", f);
+        dkv_writeText(f, b->device, 60);
+        fputs("</td>", f);
+        for (int back = 0; back < 2; back++) writeRate(b, back, f);
+        fprintf(f, "<td>%.2f GiB</td></tr>\n", b->peak_bytes / 1073741824.0);
+    }
+    dkv_endTable(f);
+    fputs("<p>Roofline: the lesser of the datasheet's dense rate and of its memory bandwidth times FLOPs per byte, each "
+          "operand moved once. From the vendor, not measured here.</p>\n", f);
+    if (g->bench_left_out) fprintf(f, "<p>%ld more are in the records.</p>\n", g->bench_left_out);
+}
+
+void dkv_writeFaults(const dkv_gather *g, FILE *f) {
+    static const char *const head[] = {"fault", "what it is", "found", "after cases", "by", "smallest line"};
+    dkv_beginTable(f, "Planted faults", NULL);
+    writeHead(f, head, 6);
+    for (int i = 0; i < g->n_faults; i++) {
+        const dkv_gather_fault *x = &g->faults[i];
+        fprintf(f, x->found == x->control ? "<tr class=\"bad\"><th scope=\"row\">" : "<tr><th scope=\"row\">");
+        dkv_writeText(f, x->fault, 40);
+        fputs("</th><td>", f);
+        dkv_writeText(f, x->doc, 200);
+        fprintf(f, "</td><td>%s%s</td><td>%.0f</td><td>", x->found ? "yes" : "no",
+                x->control ? " (a control: no is right)" : "", x->cases);
+        dkv_writeText(f, x->check, 40);
+        fputs("</td><td><code>", f);
+        dkv_writeText(f, x->line, 200);
+        fputs("</code></td></tr>\n", f);
+    }
+    dkv_endTable(f);
+}

@@ -1,0 +1,16 @@
+/* report_text.h: text from outside, as HTML or SVG may hold it. */
+#ifndef DKV_REPORT_TEXT_H
+#define DKV_REPORT_TEXT_H
+
+#include <stdio.h>
+
+/* Writes s so that it is text and nothing else, between tags and in quoted attributes: & < > " ' are escaped; bytes that are
+ * no UTF-8, control characters and those that turn the direction of text become U+FFFD. At most `most` bytes of s, then
+ * "…"; 0: all. */
+void dkv_writeText(FILE *f, const char *s, size_t most);
+/* "12 cases", "1 case" */
+void dkv_writeCount(FILE *f, long n, const char *one, const char *many);
+/* x to three figures; "∞", "–" where it is none. */
+void dkv_writeFigure(FILE *f, double x);
+
+#endif
