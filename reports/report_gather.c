@@ -35,7 +35,7 @@ static double sizeOf(const cJSON *o, const char *key) {
 static char *keep(const char *s) { return strndup(s, TEXT_MAX); }
 
 /* -1: out of memory. "" is no word. */
-static int countWord(dkv_words *w, const char *word) {
+static int countWord(dkv_wordcount *w, const char *word) {
     int i = 0;
     if (!word[0]) return 0;
     while (i < w->n && strncmp(w->word[i], word, TEXT_MAX) != 0) i++;
@@ -51,7 +51,7 @@ static int countWord(dkv_words *w, const char *word) {
     return 0;
 }
 
-static void freeWords(dkv_words *w) {
+static void freeWords(dkv_wordcount *w) {
     for (int i = 0; i < w->n; i++) free(w->word[i]);
 }
 
@@ -343,7 +343,7 @@ int dkv_gatherFile(dkv_gather *g, const char *path, const char *hash, dkv_err *e
 }
 
 static void freeKernel(dkv_gather_kernel *k) {
-    dkv_words *const words[] = {&k->devices,    &k->commits,   &k->reasons,   &k->arithmetic, &k->profiles,
+    dkv_wordcount *const words[] = {&k->devices,    &k->commits,   &k->reasons,   &k->arithmetic, &k->profiles,
                                 &k->not_judged, &k->checks[0], &k->checks[1], &k->checks[2]};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) freeWords(words[i]);
     for (int i = 0; i < k->n_cases; i++) {
@@ -359,7 +359,7 @@ static void freeKernel(dkv_gather_kernel *k) {
 }
 
 void dkv_freeGather(dkv_gather *g) {
-    dkv_words *const words[] = {&g->devices,   &g->hosts,      &g->drivers, &g->commits,
+    dkv_wordcount *const words[] = {&g->devices,   &g->hosts,      &g->drivers, &g->commits,
                                 &g->compilers, &g->generators, &g->oracles};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) freeWords(words[i]);
     for (int i = 0; i < g->n_kernels; i++) freeKernel(g->kernels[i]);

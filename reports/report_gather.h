@@ -27,11 +27,11 @@ enum {
 };
 
 /* Words and how often each came; `more`: of those that there was no room for. */
-typedef struct dkv_words {
+typedef struct dkv_wordcount {
     char *word[DKV_GATHER_WORDS];
     long count[DKV_GATHER_WORDS], more;
     int n;
-} dkv_words;
+} dkv_wordcount;
 
 /* Cases by the place of a value on an axis: [0] within its limit, [1] outside. */
 typedef struct dkv_strip {
@@ -64,7 +64,7 @@ typedef struct dkv_gather_kernel {
     dkv_gather_cell kinds[DKV_GATHER_MASKS][DKV_GATHER_DTYPES]; /* the same, each case once */
     long features[DKV_GATHER_FEATURES]; /* judged cases that have it, dkv_gatherFeature */
     dkv_strip ratio[DKV_N_OUTPUTS][2], rms[DKV_N_OUTPUTS];
-    dkv_words devices, commits, reasons, arithmetic, profiles, not_judged, checks[3]; /* passed, defect, note */
+    dkv_wordcount devices, commits, reasons, arithmetic, profiles, not_judged, checks[3]; /* passed, defect, note */
     dkv_power_table power;
     uint64_t *lines; /* hashes of the different lines, a table of `room` places, 0: free */
     size_t n_lines, room;
@@ -99,7 +99,7 @@ typedef struct dkv_gather {
     dkv_gather_bench *bench;
     dkv_gather_fault *faults;
     dkv_gather_file *files;
-    dkv_words devices, hosts, drivers, commits, compilers, generators, oracles;
+    dkv_wordcount devices, hosts, drivers, commits, compilers, generators, oracles;
 } dkv_gather;
 
 /* 1: a record, 0: not one, -1: out of memory. */

@@ -149,7 +149,7 @@ static void writeFile(const dkv_gather_file *file, FILE *f) {
     fputs("</td></tr>\n", f);
 }
 
-static void writeFact(FILE *f, const char *name, const dkv_words *w) {
+static void writeFact(FILE *f, const char *name, const dkv_wordcount *w) {
     fprintf(f, "<dt>%s</dt><dd>", name);
     dkv_writeWords(w, false, f);
     fputs("</dd>\n", f);

@@ -31,7 +31,7 @@ const char *dkv_verdictWord(const dkv_gather_kernel *k) {
     return wordOf(&v);
 }
 
-void dkv_writeWords(const dkv_words *w, bool counts, FILE *f) {
+void dkv_writeWords(const dkv_wordcount *w, bool counts, FILE *f) {
     if (!w->n) fputs("not in the records", f);
     for (int i = 0; i < w->n && i < 12; i++) {
         if (i) fputs("; ", f);

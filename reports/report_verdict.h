@@ -8,6 +8,6 @@ void dkv_writeVerdict(const dkv_gather_kernel *k, FILE *f);
 /* The verdict in two or three words. */
 const char *dkv_verdictWord(const dkv_gather_kernel *k);
 /* Words with their counts, "a (3), b". */
-void dkv_writeWords(const dkv_words *w, bool counts, FILE *f);
+void dkv_writeWords(const dkv_wordcount *w, bool counts, FILE *f);
 
 #endif
