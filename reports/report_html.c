@@ -27,11 +27,11 @@ static const char style[] =
     "dd{margin:0}ul{padding-left:1.2rem;margin:.2rem 0}.scroll{overflow-x:auto;margin:1rem 0}table{border-collapse:collapse;"
     "font-size:.875rem;overflow-wrap:normal}caption{text-align:left;font-weight:600;padding:.3rem 0}th,td{border-bottom:1px "
     "solid var(--line);padding:.25rem .6rem;text-align:left;vertical-align:top;font-variant-numeric:tabular-nums}thead th{"
-    "background:var(--shade)}.gap,small,.soft{color:var(--soft)}svg{width:100%;max-width:46rem;height:auto;display:block;"
+    "background:var(--shade)}.gap,small,.soft{color:var(--soft)}svg{width:100%;max-width:36rem;height:auto;display:block;"
     "margin:.5rem 0}svg text{font:11px system-ui,sans-serif;fill:var(--ink)}.axis{stroke:var(--line)}.edge{stroke:var(--ink);"
     "stroke-dasharray:4 3}.in{fill:var(--dot);fill-opacity:.75}.out{fill:var(--no)}code,pre{font-family:ui-monospace,"
     "monospace;font-size:.85em}pre{white-space:pre-wrap;background:var(--shade);padding:.4rem .6rem;margin:.3rem 0}"
-    "a{color:var(--dot)}summary{cursor:pointer;font-weight:600}nav a{margin-right:1rem}\n";
+    "a{color:var(--dot)}figure{margin:0}.n{white-space:nowrap}summary{cursor:pointer;font-weight:600}nav a{margin-right:1rem}\n";
 
 static void writeTop(const dkv_gather *g, FILE *f) {
     fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"

@@ -17,7 +17,8 @@ static void writeDots(const dkv_strip *s, double y, double (*value)(double), con
             fprintf(f, "<circle class=\"%s\" cx=\"%.1f\" cy=\"%.1f\" r=\"%.1f\"><title>%s: ", outside ? "out" : "in",
                     placeOf(i + 0.5), y, 1.5 + 1.4 * log10((double)n), name);
             dkv_writeCount(f, n, "case", "cases");
-            fprintf(f, ", %s %.2g</title></circle>\n", i == DKV_GATHER_BINS - 1 ? "at least" : "about", value(i));
+            fprintf(f, ", %s %.2g</title></circle>\n", i == 0 ? "at most" : i == DKV_GATHER_BINS - 1 ? "at least" : "about",
+                    value(i == 0 ? 1 : i));
         }
 }
 

@@ -86,7 +86,7 @@ void dkv_writeCoverage(const dkv_gather_kernel *k, FILE *f) {
                     empty++;
                     continue;
                 }
-                fprintf(f, "<tr><th scope=\"row\">%s</th><td>%s</td><td>%s</td>", maskName(m), dtypeName(d), dkv_gatherDim(i));
+                fprintf(f, "<tr><th scope=\"row\">%s</th><td>%s</td><td class=\"n\">%s</td>", maskName(m), dtypeName(d), dkv_gatherDim(i));
                 for (int e = 0; e < DKV_GATHER_EDGES; e++) writeCell(&k->cover[m][d][i][e], f);
                 fputs("</tr>\n", f);
             }

@@ -76,7 +76,7 @@ static void writeSentence(const dkv_gather_kernel *k, const verdict *v, FILE *f)
         fputs("No defect in ", f);
         dkv_writeCount(f, v->judged, "judged case", "judged cases");
         if (v->harness) fprintf(f, ", but the harness itself failed in %ld", v->harness);
-        if (v->unsure) fprintf(f, "; in %ld of them the evidence was too weak to say (INCONCLUSIVE)", v->unsure);
+        if (v->unsure) fprintf(f, "; in %ld the evidence was too weak to say (INCONCLUSIVE)", v->unsure);
         if (v->blind) {
             fputs("; in ", f);
             dkv_writeCount(f, v->blind, "stratum", "strata");
