@@ -10,7 +10,7 @@
 
 enum {
     KERNELS_SHOWN = 12,          /* in full; of the others their verdict's word only */
-    FAILURES_MOST = 3 << 20      /* bytes of the page after which no more failures are told */
+    FAILURES_MOST = 2 << 20      /* bytes of the page after which no more failures are told */
 };
 
 static const char style[] =

@@ -7,7 +7,7 @@
 #include "../ref/problem.h"
 #include "report_text.h"
 
-enum { STRATA_SHOWN = 200, FAULTS_SHOWN = 12, NAME_SHOWN = 120 };
+enum { STRATA_SHOWN = 100, FAULTS_SHOWN = 12, NAME_SHOWN = 120 };
 
 static const char *maskName(int m) { return dkv_maskName((dualkv_mask_kind)m); }
 static const char *dtypeName(int d) { return dkv_dtypeName((dualkv_dtype)d); }
@@ -117,13 +117,13 @@ int dkv_writeBlindStrata(const dkv_gather_kernel *k, FILE *f) {
         for (end = i; end < k->power.n_rows && sameStratum(&rows[end], &rows[i]); end++) {
             if (rows[end].caught) continue;
             if (n++ == 0) blind++;
-            if (!f || blind > STRATA_SHOWN) continue;
+            if (!f || blind > STRATA_SHOWN || n > FAULTS_SHOWN) continue;
             fputs(n == 1 ? "<li>" : ", ", f);
             if (n == 1) dkv_writeText(f, rows[i].stratum, 0);
             if (n == 1) fputs(": no case would have seen ", f);
             dkv_writeText(f, rows[end].fault, 0);
         }
-        if (f && n && blind <= STRATA_SHOWN) fputs("</li>\n", f);
+        if (f && n && blind <= STRATA_SHOWN) fputs(n > FAULTS_SHOWN ? ", and more</li>\n" : "</li>\n", f);
     }
     free(rows);
     return blind;
