@@ -39,11 +39,35 @@ static void add_block(uint32_t h[8], const unsigned char *b) {
     for (int i = 0; i < 8; i++) h[i] += s[i];
 }
 
+static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+
+/* The last bytes, fewer than 64, in a buffer with room for 128; total: of all. */
+static void finish(uint32_t h[8], unsigned char *data, size_t have, uint64_t total, char hex[65]) {
+    size_t end = have < 56 ? 64 : 128;
+    memset(data + have, 0, end - have);
+    data[have] = 0x80;
+    for (int i = 0; i < 8; i++) data[end - 1 - (size_t)i] = (unsigned char)(total * 8 >> 8 * i);
+    for (size_t i = 0; i < end; i += 64) add_block(h, data + i);
+    for (int i = 0; i < 8; i++) snprintf(hex + 8 * i, 9, "%08x", h[i]);
+}
+
+void dkv_digestBytes(const void *data, size_t n, char hex[65]) {
+    const unsigned char *bytes = data;
+    unsigned char last[128];
+    uint32_t h[8];
+    size_t whole = n / 64 * 64;
+    memcpy(h, start, sizeof h);
+    for (size_t i = 0; i < whole; i += 64) add_block(h, bytes + i);
+    if (n > whole) memcpy(last, bytes + whole, n - whole);
+    finish(h, last, n - whole, n, hex);
+}
+
 int dkv_hashFile(const char *path, char hex[65], dkv_err *err) {
     enum { CHUNK = 1 << 16 };
-    uint32_t h[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    uint32_t h[8];
     unsigned char *data = malloc(CHUNK + 72);
     uint64_t total = 0;
+    memcpy(h, start, sizeof h);
     size_t have = 0;
     ssize_t got = -1;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -60,12 +84,7 @@ int dkv_hashFile(const char *path, char hex[65], dkv_err *err) {
         free(data);
         return dkv_fail(err, DKV_EUSER, "%s: cannot be read: %s", path, strerror(errno));
     }
-    size_t end = have < 56 ? 64 : 128;
-    memset(data + have, 0, end - have);
-    data[have] = 0x80;
-    for (int i = 0; i < 8; i++) data[end - 1 - (size_t)i] = (unsigned char)(total * 8 >> 8 * i);
-    for (size_t i = 0; i < end; i += 64) add_block(h, data + i);
-    for (int i = 0; i < 8; i++) snprintf(hex + 8 * i, 9, "%08x", h[i]);
+    finish(h, data, have, total, hex);
     free(data);
     return 0;
 }

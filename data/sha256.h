@@ -2,8 +2,12 @@
 #ifndef DKV_SHA256_H
 #define DKV_SHA256_H
 
+#include <stddef.h>
+
 #include "../ref/dkv_err.h"
 
 /* Of a regular file's bytes, as 64 hexadecimal digits. DKV_EUSER where it cannot be read; a symbolic link is not followed. */
 int dkv_hashFile(const char *path, char hex[65], dkv_err *err);
+/* Of n bytes in memory. */
+void dkv_digestBytes(const void *data, size_t n, char hex[65]);
 #endif

@@ -398,6 +398,27 @@ static int judgeUndeclared(dkv_case *c, dkv_err *err) {
     return rc;
 }
 
+/* Which bits came out: 64-bit words mixed by the finaliser of splitmix64. No shield against malice: a witness of change. */
+static void nameBits(const dkv_case *c, char out[17]) {
+    const dkv_outputs *got = &c->run[c->judged_run].out;
+    int64_t n[DKV_N_OUTPUTS];
+    uint64_t h = 0, word;
+    dkv_countOutputs(c->kernel.l, n);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        const double *x = dkv_outputAt(got, (dkv_tensor_id)id);
+        if (!x || isAbsent(c, id)) continue;
+        for (int64_t i = -1; i < n[id]; i++) {
+            word = (uint64_t)id + 1; /* a tensor begins with its number */
+            if (i >= 0) memcpy(&word, &x[i], sizeof word);
+            h = (h ^ word) + 0x9E3779B97F4A7C15ull;
+            h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9ull;
+            h = (h ^ h >> 27) * 0x94D049BB133111EBull;
+            h ^= h >> 31;
+        }
+    }
+    snprintf(out, 17, "%016llx", (unsigned long long)h);
+}
+
 static int judgeCase(dkv_case *c, dkv_err *err) {
     dkv_result *r = c->result;
     int rc = dkv_packRun(&c->kernel, &c->packed, &c->run[c->judged_run].out, &c->got, err);
@@ -411,6 +432,8 @@ static int judgeCase(dkv_case *c, dkv_err *err) {
     }
     if (!rc) dkv_describeArithmetic(&r->arithmetic, r->arithmetic_words, sizeof r->arithmetic_words);
     r->judged = !rc;
+    r->declared = c->kernel.d.arithmetic.declared != 0;
+    if (r->judged && c->kernel.d.deterministic) nameBits(c, r->bits);
     return rc;
 }
 

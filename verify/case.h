@@ -56,6 +56,8 @@ typedef struct dkv_result {
     char why[600]; /* one sentence; "" where PASSED */
     bool stopped;  /* interrupted: no result */
     bool judged;   /* tensor[], arithmetic are there */
+    bool declared; /* the arithmetic is the kernel's own word */
+    char bits[17]; /* of the outputs judged, 16 hex digits; "" where repeatable bits are not promised */
     int runs;    /* of the kernel on this problem, those for other checks left out */
     double seconds, seconds_forward, seconds_backward, level;
     dkv_oracle_use oracle;

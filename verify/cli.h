@@ -23,7 +23,8 @@ enum {
     DKV_CMD_POWER = 1024,
     DKV_CMD_EXPORT = 2048,
     DKV_CMD_IMPORT = 4096,
-    DKV_CMD_INIT = 8192
+    DKV_CMD_INIT = 8192,
+    DKV_CMD_GATE = 16384
 };
 
 typedef struct dkv_cli {
@@ -32,7 +33,10 @@ typedef struct dkv_cli {
     const char *convention;
     const char *json, *markdown, *html, *waivers, *files, *arithmetic;
     const char *judge;                  /* --oracle of check */
-    const char *out, *outputs, *layout; /* of export, import */
+    const char *out, *outputs, *layout; /* of export, import; out also of gate */
+    const char *accepted, *junit;       /* of gate */
+    bool accept, annotations, new_bits, no_fuzz;
+    double floor;
     dkv_kernel_spec peer;
     bool has_peer, quiet, verbose, bisect, all, oracle, forward;
     double timeout, budget, level;
@@ -73,6 +77,7 @@ int dkv_cmdHelp(const dkv_cli *cli);
 int dkv_cmdExport(const dkv_cli *cli);
 int dkv_cmdImport(const dkv_cli *cli);
 int dkv_cmdInit(const dkv_cli *cli);
+int dkv_cmdGate(const dkv_cli *cli);
 int dkv_cmdFuzz(const dkv_cli *cli); /* this and the next two: fuzz/ */
 int dkv_cmdShrink(const dkv_cli *cli);
 int dkv_cmdPower(const dkv_cli *cli);

@@ -345,6 +345,7 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
         lean += rows[i].weight * rows[i].weight * rows[i].equal;
     }
     v = square2 / count - square * square;
+    out->rms_dof = square > 0 && v > 2 * square * square ? 2 * square * square / v * eff : eff;
     v = v > 2 ? v : 2;
     out->rms_limit = sqrt(SIGMA * SIGMA + sqrt(2 * v * bits / eff) + clip * bits / (3 * few));
     v = mean2 / count - mean * mean;

@@ -24,6 +24,7 @@ typedef struct dkv_part { /* one tensor, or one region of it */
     double rms_z, mean_z, gain; /* residual to the twin; gain: slope of (got - rounded twin) on the twin */
     double rms_limit, mean_limit, gain_limit; /* upper limits at the given level; INFINITY: not tested */
     double dof;           /* independent rows */
+    double rms_dof;       /* degrees of freedom of rms_z: 2 mean^2 over the variance of the mean square of a row, at most one a row */
 } dkv_part;
 
 typedef struct dkv_judgement {

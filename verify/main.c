@@ -20,6 +20,12 @@ static const dkv_command commands[] = {
      "folder) and a kernel (the outputs in it). Exit: 0 passed, 1 a defect, 2 bad input, 3 nothing ran (all\n"
      "refused), 4 inconclusive.\n",
      dkv_cmdCheck},
+    {"gate", DKV_CMD_GATE, true, "--kernel K [--accepted FILE] [SUITE...]", "may this kernel change be merged?",
+     "Suite ci and the corpus (or what is given), then seeded fuzzing for the rest of --time. Writes records.jsonl, junit.xml\n"
+     "and summary.md into --out. Against --accepted it reports changes: a status, a line newly refused, an error that grew\n"
+     "beyond chance, bits that changed where repeatable ones are promised, looser arithmetic, another generator or version.\n"
+     "A third of --budget each for verdicts, fuzzing, and comparing errors. Exit: as check's; 1 for any finding.\n",
+     dkv_cmdGate},
     {"report", DKV_CMD_REPORT, true, "[--html FILE] [--markdown FILE] RECORDS...", "a page or tables from records",
      "RECORDS are files that --json wrote (check, fuzz; with --html those of bench and power, too). The page skips lines\n"
      "that are no records, and says which; tables stop there.\n",

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "../data/fill.h"
+#include "accepted.h"
 #include "version.h"
 
 void dkv_quoteWord(const char *text, char *out, size_t n) {
@@ -79,6 +80,7 @@ static void addPart(cJSON *o, const dkv_part *p, bool twin) {
         addNumber(o, "twin_gain_limit", p->gain_limit);
         addNumber(o, "twin_mean", p->mean_z);
         addNumber(o, "rows", p->dof);
+        addNumber(o, "rms_dof", p->rms_dof);
     }
     addNumber(o, "bad", (double)p->bad);
     addNumber(o, "nonfinite", (double)p->nonfinite);
@@ -122,6 +124,16 @@ static void addChecks(cJSON *o, const dkv_result *r) {
     const dkv_check *c;
     for (int i = 0; (c = dkv_listCheck(i)); i++)
         if (words[r->finding[i].state]) cJSON_AddStringToObject(checks, c->name, words[r->finding[i].state]);
+}
+
+/* The arithmetic by which it was judged, in numbers (ref/dualkv_kernel.h). */
+static void addArithmetic(cJSON *o, const dkv_result *r) {
+    const dualkv_arithmetic *a = &r->arithmetic;
+    cJSON *n = cJSON_AddObjectToObject(o, "arithmetic_numbers");
+#define DKV_ADD_FIELD(field, looser) addNumber(n, #field, (double)a->field);
+    DKV_ARITHMETIC_FIELDS(DKV_ADD_FIELD)
+#undef DKV_ADD_FIELD
+    cJSON_AddBoolToObject(o, "declared", r->declared);
 }
 
 /* To three figures. */
@@ -194,7 +206,9 @@ char *dkv_printRecord(const dkv_result *r) {
                 cJSON_AddItemToArray(absent, cJSON_CreateString(dkv_tensorName((dkv_tensor_id)id)));
     }
     addNumber(o, "runs", r->runs);
+    if (r->bits[0]) cJSON_AddStringToObject(o, "bits", r->bits);
     if (r->judged) {
+        addArithmetic(o, r);
         addTensors(o, r);
         addChecks(o, r);
         addPower(o, &r->strength);
