@@ -135,6 +135,17 @@ static void edits_and_truncation_are_named(void **state) {
     memcpy(bad + at + (row[3] - row[2]), row[1], (size_t)(row[2] - row[1]));
     memcpy(bad + (row[3] - good), row[3], (size_t)(row[4] - row[3]));
     mustRefuse(bad, n, ":3: is not in its place");
+    dkv_accepted other = {0}; /* a sound row of another file, of the same length */
+    size_t m;
+    addRecord(&other, "shape=7", "PASSED", "00000000000000ac", 0.9, PLAIN);
+    assert_int_equal(dkv_writeAccepted(&other, inDir("other"), &err), 0);
+    dkv_freeAccepted(&other);
+    char *foreign = readFile(inDir("other"), &m), *last = strchr(foreign, '\n') + 1;
+    assert_int_equal(strlen(last), row[4] - row[3]);
+    memcpy(bad, good, n);
+    memcpy(bad + (row[3] - good), last, strlen(last));
+    mustRefuse(bad, n, ":1: its sha256 is not that");
+    free(foreign);
     mustRefuse("", 0, ":1: empty");
     mustRefuse("{}\n", 3, ":1: not a file");
     mustRefuse("[[[[\n", 5, ":1: not a file");
