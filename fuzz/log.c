@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "../ref/row.h"
@@ -20,6 +21,7 @@ static int setDone(dkv_log *log, uint64_t n, dkv_err *err) {
         log->done = done;
         log->n_done = bits;
     }
+    if (log->done[n / 8] >> n % 8 & 1) return dkv_fail(err, DKV_EUSER, "case %" PRIu64 " stands twice", n);
     log->done[n / 8] |= (uint8_t)(1 << n % 8);
     return 0;
 }
@@ -27,6 +29,19 @@ static int setDone(dkv_log *log, uint64_t n, dkv_err *err) {
 static const char *textOf(const cJSON *o, const char *key) {
     const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, key));
     return text ? text : "";
+}
+
+/* Is `line` the case of that number? */
+static int compareLine(const dkv_log *log, uint64_t n, const char *line, dkv_err *err) {
+    char *own = malloc(DKV_LINE_MAX + 1);
+    dkv_problem p = {0};
+    int rc = own ? dkv_sampleCase(log->sampler, n, &p, err) : dkv_fail(err, DKV_EHARNESS, "out of memory");
+    if (!rc) rc = dkv_printProblem(&p, own, DKV_LINE_MAX + 1, err);
+    if (!rc && strcmp(own, line))
+        rc = dkv_fail(err, DKV_EUSER, "case %" PRIu64 " of this run is another line: '%.120s'", n, own);
+    dkv_freeProblem(&p);
+    free(own);
+    return rc;
 }
 
 /* One line of the file. */
@@ -47,11 +62,15 @@ static int takeRecord(dkv_log *log, const cJSON *o, dkv_err *err) {
             textOf(o, "kernel"), textOf(fuzz, "seed"), textOf(fuzz, "profile"), cJSON_HasObjectItem(fuzz, "forward") ? ", forward" : "",
             log->kernel, seed, profile, log->sampler->forward ? ", forward" : "");
     log->counts[status]++;
-    return setDone(log, (uint64_t)number->valuedouble, err);
+    int rc = compareLine(log, (uint64_t)number->valuedouble, textOf(o, "line"), err);
+    return rc ? rc : setDone(log, (uint64_t)number->valuedouble, err);
 }
 
 /* Reads what is there; cuts off a last line without its end. */
 static int readRecords(dkv_log *log, const char *path, dkv_err *err) {
+    struct stat st;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return dkv_fail(err, DKV_EUSER, "--resume: '%s' is not a regular file", path);
     FILE *f = fopen(path, "r");
     char *row = NULL;
     size_t room = 0, n = 1;

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "../data/suite.h"
@@ -136,6 +137,18 @@ static void a_cut_run_goes_on(void **state) {
     other.forward = true; /* other cases */
     assert_int_equal(dkv_openLog(&log, path, true, "emu", &other, &err), DKV_EUSER);
     assert_non_null(strstr(err.text, "emu, 4, quick, forward"));
+    char command[256]; /* edited by hand: a record twice, another line */
+    snprintf(command, sizeof command, "tail -n 1 %s >> %s", path, path);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(dkv_openLog(&log, path, true, "emu", &s, &err), DKV_EUSER);
+    assert_non_null(strstr(err.text, "stands twice"));
+    snprintf(command, sizeof command, "sed -i '$d; 3s/shape=/shape=1+/' %s", path);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(dkv_openLog(&log, path, true, "emu", &s, &err), DKV_EUSER);
+    assert_non_null(strstr(err.text, ":3: case "));
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(dkv_openLog(&log, path, true, "emu", &s, &err), DKV_EUSER);
     dkv_closeSampler(&s);
     unlink(path);
 }
