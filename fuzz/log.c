@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../data/fields.h"
 #include "../ref/row.h"
 
 #define CASES_MAX ((uint64_t)1 << 28) /* of a log: its bits are kept in memory */
@@ -24,11 +25,6 @@ static int setDone(dkv_log *log, uint64_t n, dkv_err *err) {
     if (log->done[n / 8] >> n % 8 & 1) return dkv_fail(err, DKV_EUSER, "case %" PRIu64 " stands twice", n);
     log->done[n / 8] |= (uint8_t)(1 << n % 8);
     return 0;
-}
-
-static const char *textOf(const cJSON *o, const char *key) {
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, key));
-    return text ? text : "";
 }
 
 /* Is `line` the case of that number? */
@@ -49,20 +45,20 @@ static int takeRecord(dkv_log *log, const cJSON *o, dkv_err *err) {
     const cJSON *fuzz = cJSON_GetObjectItemCaseSensitive(o, "fuzz");
     const cJSON *number = cJSON_GetObjectItemCaseSensitive(fuzz, "case");
     const char *profile = dkv_profileName((int)log->sampler->profile);
-    dkv_status status = dkv_findStatus(textOf(o, "status"));
+    dkv_status status = dkv_findStatus(dkv_textOf(o, "status"));
     char seed[32];
     snprintf(seed, sizeof seed, "%" PRIu64, log->sampler->seed);
     if (!cJSON_IsNumber(number) || number->valuedouble < 0 || number->valuedouble >= (double)CASES_MAX ||
         status == DKV_ST_N)
         return dkv_fail(err, DKV_EUSER, "not a record of a fuzzing run");
-    if (strcmp(textOf(o, "kernel"), log->kernel) || strcmp(textOf(fuzz, "profile"), profile) ||
-        strcmp(textOf(fuzz, "seed"), seed) || cJSON_HasObjectItem(fuzz, "forward") != log->sampler->forward)
+    if (strcmp(dkv_textOf(o, "kernel"), log->kernel) || strcmp(dkv_textOf(fuzz, "profile"), profile) ||
+        strcmp(dkv_textOf(fuzz, "seed"), seed) || cJSON_HasObjectItem(fuzz, "forward") != log->sampler->forward)
         return dkv_fail(
             err, DKV_EUSER, "is of kernel %.80s, seed %.24s, profile %.24s%s; this run is of %.80s, %s, %s%s",
-            textOf(o, "kernel"), textOf(fuzz, "seed"), textOf(fuzz, "profile"), cJSON_HasObjectItem(fuzz, "forward") ? ", forward" : "",
+            dkv_textOf(o, "kernel"), dkv_textOf(fuzz, "seed"), dkv_textOf(fuzz, "profile"), cJSON_HasObjectItem(fuzz, "forward") ? ", forward" : "",
             log->kernel, seed, profile, log->sampler->forward ? ", forward" : "");
     log->counts[status]++;
-    int rc = compareLine(log, (uint64_t)number->valuedouble, textOf(o, "line"), err);
+    int rc = compareLine(log, (uint64_t)number->valuedouble, dkv_textOf(o, "line"), err);
     return rc ? rc : setDone(log, (uint64_t)number->valuedouble, err);
 }
 

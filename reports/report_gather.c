@@ -6,29 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../data/fields.h"
 #include "../ref/problem.h"
 #include "../ref/row.h"
 #include "report_classes.h"
 
 #define TEXT_MAX 600  /* bytes kept of a sentence */
 
-static const char *textOf(const cJSON *o, const char *key) {
-    const char *s = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, key));
-    return s ? s : "";
-}
-
-/* A number; non-finite ones are strings in records. */
-static double numberOf(const cJSON *o, const char *key, double otherwise) {
-    const cJSON *x = cJSON_GetObjectItemCaseSensitive(o, key);
-    if (cJSON_IsNumber(x)) return x->valuedouble;
-    const char *s = cJSON_GetStringValue(x);
-    if (!s) return otherwise;
-    return strcmp(s, "inf") == 0 ? INFINITY : strcmp(s, "-inf") == 0 ? -INFINITY : NAN;
-}
-
 /* A size that may be added up. */
 static double sizeOf(const cJSON *o, const char *key) {
-    double x = numberOf(o, key, 0);
+    double x = dkv_numberOf(o, key, 0);
     return x > 0 && x < 1e18 ? x : 0;
 }
 
@@ -106,7 +93,7 @@ static dkv_gather_kernel *findKernel(dkv_gather *g, const char *name) {
 static void addTensor(dkv_gather_kernel *k, dkv_gather_row *w, int id, const cJSON *t) {
     static const char *const names[2] = {"prompt", "response"};
     const cJSON *regions = cJSON_GetObjectItemCaseSensitive(t, "regions");
-    double ratio = numberOf(t, "max_bound_ratio", NAN), rms = numberOf(t, "twin_rms", NAN);
+    double ratio = dkv_numberOf(t, "max_bound_ratio", NAN), rms = dkv_numberOf(t, "twin_rms", NAN);
     w->cases++;
     w->outside += !(ratio <= 1);
     if (isnan(ratio)) ratio = INFINITY;
@@ -118,14 +105,14 @@ static void addTensor(dkv_gather_kernel *k, dkv_gather_row *w, int id, const cJS
     k->elements += sizeOf(t, "total");
     for (int i = 0; i < 2; i++) {
         const cJSON *part = cJSON_GetObjectItemCaseSensitive(regions, names[i]);
-        if (cJSON_IsObject(part)) addRatio(&k->ratio[id][i], numberOf(part, "max_bound_ratio", NAN));
+        if (cJSON_IsObject(part)) addRatio(&k->ratio[id][i], dkv_numberOf(part, "max_bound_ratio", NAN));
     }
     if (!cJSON_GetObjectItemCaseSensitive(t, "twin_rms")) return;
     if (isfinite(rms)) {
         if (!(rms >= w->least_rms)) w->least_rms = rms;
         if (!(rms <= w->most_rms)) w->most_rms = rms;
     }
-    addStrip(&k->rms[id], rms, rms / RMS_MOST * DKV_GATHER_BINS, !(rms <= numberOf(t, "twin_rms_limit", INFINITY)));
+    addStrip(&k->rms[id], rms, rms / RMS_MOST * DKV_GATHER_BINS, !(rms <= dkv_numberOf(t, "twin_rms_limit", INFINITY)));
 }
 
 static void addCover(dkv_gather_cell *c, dkv_status status) {
@@ -170,7 +157,7 @@ static int addChecks(dkv_gather_kernel *k, const cJSON *o) {
 
 /* Room for what is merely not known cannot be taken by defects, nor the other way. */
 static int addCase(dkv_gather_kernel *k, const cJSON *o, dkv_status status) {
-    const char *line = textOf(o, "line"), *replay = textOf(o, "replay");
+    const char *line = dkv_textOf(o, "line"), *replay = dkv_textOf(o, "replay");
     bool defect = dkv_statusRow(status)->defect;
     if (!k->cases && !(k->cases = calloc(DKV_GATHER_CASES, sizeof *k->cases))) return -1;
     if (k->kept[defect] >= (defect ? DKV_GATHER_CASES - DKV_GATHER_OTHERS : DKV_GATHER_OTHERS)) {
@@ -181,7 +168,7 @@ static int addCase(dkv_gather_kernel *k, const cJSON *o, dkv_status status) {
     dkv_gather_case *c = &k->cases[k->n_cases++];
     bool fits = strlen(line) < TEXT_MAX && strlen(replay) < 2 * TEXT_MAX; /* half a command is none */
     c->line = keep(line);
-    c->why = keep(textOf(o, "why"));
+    c->why = keep(dkv_textOf(o, "why"));
     c->replay = strdup(fits ? replay : "");
     c->status = status;
     return c->line && c->why && c->replay ? 0 : -1;
@@ -214,11 +201,11 @@ static int countLine(dkv_gather_kernel *k, const char *line) {
 }
 
 static int addPlace(dkv_gather *g, const cJSON *o) {
-    int bad = countWord(&g->devices, textOf(o, "device")) | countWord(&g->hosts, textOf(o, "host")) |
-              countWord(&g->drivers, textOf(o, "driver")) | countWord(&g->commits, textOf(o, "commit")) |
-              countWord(&g->compilers, textOf(o, "compiler")) | countWord(&g->generators, textOf(o, "generator")) |
-              countWord(&g->oracles, textOf(o, "oracle"));
-    double level = numberOf(o, "level", 0);
+    int bad = countWord(&g->devices, dkv_textOf(o, "device")) | countWord(&g->hosts, dkv_textOf(o, "host")) |
+              countWord(&g->drivers, dkv_textOf(o, "driver")) | countWord(&g->commits, dkv_textOf(o, "commit")) |
+              countWord(&g->compilers, dkv_textOf(o, "compiler")) | countWord(&g->generators, dkv_textOf(o, "generator")) |
+              countWord(&g->oracles, dkv_textOf(o, "oracle"));
+    double level = dkv_numberOf(o, "level", 0);
     g->seconds += sizeOf(o, "seconds");
     if (level > 0 && level < 1) {
         if (g->least_level == 0 || level < g->least_level) g->least_level = level;
@@ -228,16 +215,17 @@ static int addPlace(dkv_gather *g, const cJSON *o) {
 }
 
 static int addCheck(dkv_gather *g, const cJSON *o, const dkv_problem *p, dkv_status status) {
-    dkv_gather_kernel *k = findKernel(g, textOf(o, "kernel"));
+    dkv_gather_kernel *k = findKernel(g, dkv_textOf(o, "kernel"));
     if (!k) return -1;
     g->total++;
     k->total++;
     k->counts[status]++;
-    if (countLine(k, textOf(o, "line"))) return -1;
-    if (countWord(&k->devices, textOf(o, "device")) || countWord(&k->commits, textOf(o, "commit"))) return -1;
+    if (countLine(k, dkv_textOf(o, "line"))) return -1;
+    if (countWord(&k->devices, dkv_textOf(o, "device")) || countWord(&k->commits, dkv_textOf(o, "commit"))) return -1;
     if (addProblem(k, p, o, status) || addChecks(k, o) || addPlace(g, o) || dkv_addPowerRecord(&k->power, o)) return -1;
-    if (countWord(&k->arithmetic, textOf(o, "arithmetic")) || countWord(&k->profiles, textOf(o, "profile"))) return -1;
-    if (status == DKV_ST_UNSUPPORTED) return countWord(&k->reasons, textOf(o, "why")[0] ? textOf(o, "why") : "(no reason)");
+    if (countWord(&k->arithmetic, dkv_textOf(o, "arithmetic")) || countWord(&k->profiles, dkv_textOf(o, "profile")))
+        return -1;
+    if (status == DKV_ST_UNSUPPORTED) return countWord(&k->reasons, dkv_textOf(o, "why")[0] ? dkv_textOf(o, "why") : "(no reason)");
     return status == DKV_ST_PASSED ? 0 : addCase(k, o, status);
 }
 
@@ -261,9 +249,9 @@ static int addBench(dkv_gather *g, const cJSON *o, const dkv_problem *p) {
     }
     if (!g->bench && !(g->bench = calloc(DKV_GATHER_BENCH, sizeof *g->bench))) return -1;
     dkv_gather_bench *b = &g->bench[g->n_bench++];
-    *b = (dkv_gather_bench){.line = keep(textOf(o, "line")),
-                            .kernel = keep(textOf(o, "kernel")),
-                            .device = keep(textOf(o, "device")),
+    *b = (dkv_gather_bench){.line = keep(dkv_textOf(o, "line")),
+                            .kernel = keep(dkv_textOf(o, "kernel")),
+                            .device = keep(dkv_textOf(o, "device")),
                             .ms = {sizeOf(o, "ms_fwd"), sizeOf(o, "ms_bwd")},
                             .tflops = {sizeOf(o, "tflops_fwd"), sizeOf(o, "tflops_bwd")},
                             .peak_bytes = sizeOf(o, "peak_bytes"),
@@ -277,10 +265,10 @@ static int addFault(dkv_gather *g, const cJSON *o) {
     if (g->n_faults == DKV_GATHER_BENCH) return 0;
     if (!g->faults && !(g->faults = calloc(DKV_GATHER_BENCH, sizeof *g->faults))) return -1;
     dkv_gather_fault *f = &g->faults[g->n_faults++];
-    f->fault = keep(textOf(o, "fault"));
-    f->doc = keep(textOf(o, "doc"));
-    f->check = keep(textOf(o, "check"));
-    f->line = keep(textOf(o, "line"));
+    f->fault = keep(dkv_textOf(o, "fault"));
+    f->doc = keep(dkv_textOf(o, "doc"));
+    f->check = keep(dkv_textOf(o, "check"));
+    f->line = keep(dkv_textOf(o, "line"));
     f->found = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "found"));
     f->control = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "control"));
     f->cases = sizeOf(o, "cases");
@@ -293,14 +281,14 @@ int dkv_gatherRecord(dkv_gather *g, const char *json) {
     int rc = 0;
     cJSON *o = cJSON_ParseWithOpts(json, NULL, true);
     const cJSON *clean = cJSON_GetObjectItemCaseSensitive(o, "clean_cases");
-    dkv_status status = dkv_findStatus(textOf(o, "status"));
-    if (textOf(o, "fault")[0] && cJSON_IsBool(cJSON_GetObjectItemCaseSensitive(o, "found"))) {
+    dkv_status status = dkv_findStatus(dkv_textOf(o, "status"));
+    if (dkv_textOf(o, "fault")[0] && cJSON_IsBool(cJSON_GetObjectItemCaseSensitive(o, "found"))) {
         rc = addFault(g, o) ? -1 : 1;
     } else if (cJSON_IsNumber(clean)) {
         g->clean_cases += (long)sizeOf(o, "clean_cases");
         g->false_alarms += (long)sizeOf(o, "false_alarms");
         rc = 1;
-    } else if (textOf(o, "line")[0] && textOf(o, "kernel")[0] && dkv_parseProblem(textOf(o, "line"), NULL, &p, &err) == 0) {
+    } else if (dkv_textOf(o, "line")[0] && dkv_textOf(o, "kernel")[0] && dkv_parseProblem(dkv_textOf(o, "line"), NULL, &p, &err) == 0) {
         if (status < DKV_ST_N) rc = addCheck(g, o, &p, status) ? -1 : 1;
         else if (cJSON_GetObjectItemCaseSensitive(o, "ms_fwd")) rc = addBench(g, o, &p) ? -1 : 1;
     }

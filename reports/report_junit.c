@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../data/fields.h"
+
 /* The character at s: its code point, 0xFFFD for what is not UTF-8 or no XML character; *n bytes long. */
 static uint32_t takeCharacter(const unsigned char *s, size_t *n) {
     static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
@@ -82,18 +84,13 @@ int dkv_addJunit(dkv_junit *j, const char *suite, const char *group, const char 
     return 0;
 }
 
-static const char *textOf(const cJSON *o, const char *key) {
-    const char *s = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, key));
-    return s ? s : "";
-}
-
 int dkv_addJunitRecord(dkv_junit *j, const char *suite, const char *record, const char *excused, dkv_err *err) {
     cJSON *o = cJSON_Parse(record);
     const cJSON *seconds = cJSON_GetObjectItemCaseSensitive(o, "seconds");
-    const char *status = textOf(o, "status"), *why = textOf(o, "why");
+    const char *status = dkv_textOf(o, "status"), *why = dkv_textOf(o, "why");
     dkv_junit_end end = DKV_JUNIT_FAILURE;
     int rc;
-    if (!status[0] || !textOf(o, "line")[0]) {
+    if (!status[0] || !dkv_textOf(o, "line")[0]) {
         cJSON_Delete(o);
         return dkv_fail(err, DKV_EUSER, "not a record");
     }
@@ -103,8 +100,9 @@ int dkv_addJunitRecord(dkv_junit *j, const char *suite, const char *record, cons
     char *message = NULL;
     if (asprintf(&message, "%s: %s%s%s", status, why, excused ? "; waived: " : "", excused ? excused : "") < 0)
         message = NULL;
-    rc = dkv_addJunit(j, suite, textOf(o, "kernel"), textOf(o, "line"), cJSON_IsNumber(seconds) ? seconds->valuedouble : 0,
-                      end, status, message ? message : status, textOf(o, "replay"), err);
+    rc = dkv_addJunit(j, suite, dkv_textOf(o, "kernel"), dkv_textOf(o, "line"),
+                      cJSON_IsNumber(seconds) ? seconds->valuedouble : 0, end, status, message ? message : status,
+                      dkv_textOf(o, "replay"), err);
     free(message);
     cJSON_Delete(o);
     return rc;

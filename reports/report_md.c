@@ -7,23 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../data/fields.h"
 #include "../ref/problem.h"
 #include "../ref/row.h"
-
-/* Text of a field, "" where it is missing or something else. */
-static const char *textOf(const cJSON *o, const char *key) {
-    const char *s = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, key));
-    return s ? s : "";
-}
-
-/* A number; non-finite ones are strings in records. */
-static double numberOf(const cJSON *o, const char *key, double otherwise) {
-    const cJSON *x = cJSON_GetObjectItemCaseSensitive(o, key);
-    if (cJSON_IsNumber(x)) return x->valuedouble;
-    const char *s = cJSON_GetStringValue(x);
-    if (!s) return otherwise;
-    return strcmp(s, "inf") == 0 ? INFINITY : strcmp(s, "-inf") == 0 ? -INFINITY : NAN;
-}
 
 static dkv_report_row *findRow(dkv_report *r, const char *kernel, const char *mask, const char *dtype,
                                const char *tensor) {
@@ -51,12 +37,12 @@ static int addTensors(dkv_report *r, const cJSON *o, const dkv_problem *p) {
     const cJSON *tensors = cJSON_GetObjectItemCaseSensitive(o, "tensors");
     cJSON_ArrayForEach(t, tensors) {
         if (!t->string || !cJSON_IsObject(t)) continue; /* a list, or a number: not ours */
-        double ratio = numberOf(t, "max_bound_ratio", 0), rms = numberOf(t, "twin_rms", NAN);
+        double ratio = dkv_numberOf(t, "max_bound_ratio", 0), rms = dkv_numberOf(t, "twin_rms", NAN);
         dkv_report_row *w =
-            findRow(r, textOf(o, "kernel"), dkv_maskName(p->mask), dkv_dtypeName(p->dtype), t->string);
+            findRow(r, dkv_textOf(o, "kernel"), dkv_maskName(p->mask), dkv_dtypeName(p->dtype), t->string);
         if (!w) return -1;
         w->cases++;
-        w->defects += numberOf(t, "bad", 0) > 0;
+        w->defects += dkv_numberOf(t, "bad", 0) > 0;
         if (!(ratio <= w->max_ratio)) w->max_ratio = isnan(ratio) ? INFINITY : ratio;
         if (!isfinite(rms)) continue;
         if (!(rms >= w->least_rms)) w->least_rms = rms;
@@ -70,11 +56,11 @@ static int addCase(dkv_report *r, const cJSON *o) {
     if (!cases) return -1;
     r->cases = cases;
     dkv_report_case *c = &cases[r->n_cases];
-    c->line = strdup(textOf(o, "line"));
-    c->kernel = strdup(textOf(o, "kernel"));
-    c->status = strdup(textOf(o, "status"));
-    c->why = strdup(textOf(o, "why"));
-    c->replay = strdup(textOf(o, "replay"));
+    c->line = strdup(dkv_textOf(o, "line"));
+    c->kernel = strdup(dkv_textOf(o, "kernel"));
+    c->status = strdup(dkv_textOf(o, "status"));
+    c->why = strdup(dkv_textOf(o, "why"));
+    c->replay = strdup(dkv_textOf(o, "replay"));
     r->n_cases++;
     return c->line && c->kernel && c->status && c->why && c->replay ? 0 : -1;
 }
@@ -92,19 +78,19 @@ int dkv_addReport(dkv_report *r, const char *json, dkv_err *err) {
     dkv_err why = {0};
     cJSON *o = cJSON_Parse(json);
     int rc = 0;
-    if (!cJSON_IsObject(o) || !textOf(o, "status")[0])
+    if (!cJSON_IsObject(o) || !dkv_textOf(o, "status")[0])
         rc = dkv_fail(err, DKV_EUSER, "not a record: '%.*s'", (int)(strcspn(json, "\r\n") < 60 ? strcspn(json, "\r\n") : 60), json);
-    else if (dkv_parseProblem(textOf(o, "line"), NULL, &p, &why))
+    else if (dkv_parseProblem(dkv_textOf(o, "line"), NULL, &p, &why))
         rc = dkv_fail(err, DKV_EUSER, "a record's line: %s", why.text);
-    else if (addTensors(r, o, &p) || dkv_addPowerRecord(&r->power, o) || (strcmp(textOf(o, "status"), "PASSED") != 0 && addCase(r, o)))
+    else if (addTensors(r, o, &p) || dkv_addPowerRecord(&r->power, o) || (strcmp(dkv_textOf(o, "status"), "PASSED") != 0 && addCase(r, o)))
         rc = dkv_fail(err, DKV_EHARNESS, "out of memory for records");
     if (!rc) {
         r->total++;
-        r->seconds += numberOf(o, "seconds", 0);
-        countStatus(r, textOf(o, "status"));
-        snprintf(r->device, sizeof r->device, "%s", textOf(o, "device"));
-        snprintf(r->commit, sizeof r->commit, "%s", textOf(o, "commit"));
-        snprintf(r->generator, sizeof r->generator, "%s", textOf(o, "generator"));
+        r->seconds += dkv_numberOf(o, "seconds", 0);
+        countStatus(r, dkv_textOf(o, "status"));
+        snprintf(r->device, sizeof r->device, "%s", dkv_textOf(o, "device"));
+        snprintf(r->commit, sizeof r->commit, "%s", dkv_textOf(o, "commit"));
+        snprintf(r->generator, sizeof r->generator, "%s", dkv_textOf(o, "generator"));
     }
     dkv_freeProblem(&p);
     cJSON_Delete(o);

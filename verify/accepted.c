@@ -10,25 +10,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../data/fields.h"
 #include "../data/sha256.h"
 #include "../ref/row.h"
 #include "version.h"
 
 #define SUM_KEY ",\"sum\":\""
 enum { SUM_DIGITS = 16, SUM_TAIL = sizeof SUM_KEY - 1 + SUM_DIGITS + 2 }; /* with `"}` */
-
-static const char *textOf(const cJSON *o, const char *key) {
-    const char *s = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, key));
-    return s ? s : "";
-}
-
-static double numberOf(const cJSON *o, const char *key, double otherwise) {
-    const cJSON *x = cJSON_GetObjectItemCaseSensitive(o, key);
-    const char *s = cJSON_GetStringValue(x);
-    if (cJSON_IsNumber(x)) return x->valuedouble;
-    if (!s) return otherwise;
-    return strcmp(s, "inf") == 0 ? INFINITY : strcmp(s, "-inf") == 0 ? -INFINITY : NAN;
-}
 
 static void addNumber(cJSON *o, const char *key, double x) {
     if (isfinite(x)) cJSON_AddNumberToObject(o, key, x);
@@ -61,7 +49,7 @@ static void takeArithmetic(dkv_accepted_row *r, const cJSON *n) {
     *a = (dualkv_arithmetic){.size = sizeof *a};
 #define TAKE(field, looser)                                                                                  \
     do {                                                                                                     \
-        double x = numberOf(n, #field, 0);                                                                   \
+        double x = dkv_numberOf(n, #field, 0);                                                                   \
         if (_Generic(a->field, double : 1, default : 0)) a->field = (__typeof__(a->field))x;                 \
         else a->field = (__typeof__(a->field))wholeOf(x);                                                    \
     } while (0);
@@ -73,17 +61,17 @@ static int takeRow(dkv_accepted_row *r, const cJSON *o, bool record, dkv_err *er
     const cJSON *numbers = cJSON_GetObjectItemCaseSensitive(o, record ? "arithmetic_numbers" : "arithmetic");
     const cJSON *tensors = cJSON_GetObjectItemCaseSensitive(o, "tensors");
     memset(r, 0, sizeof *r);
-    r->status = dkv_findStatus(textOf(o, "status"));
-    if (r->status == DKV_ST_N || !textOf(o, "line")[0])
+    r->status = dkv_findStatus(dkv_textOf(o, "status"));
+    if (r->status == DKV_ST_N || !dkv_textOf(o, "line")[0])
         return dkv_fail(err, DKV_EUSER, "not a row with line and status");
-    r->line = strdup(textOf(o, "line"));
-    r->why = strdup(r->status == DKV_ST_UNSUPPORTED ? textOf(o, "why") : "");
+    r->line = strdup(dkv_textOf(o, "line"));
+    r->why = strdup(r->status == DKV_ST_UNSUPPORTED ? dkv_textOf(o, "why") : "");
     if (!r->line || !r->why) {
         freeRow(r);
         return dkv_fail(err, DKV_EHARNESS, "out of memory for accepted rows");
     }
-    snprintf(r->bits, sizeof r->bits, "%.16s", textOf(o, "bits"));
-    r->level = numberOf(o, "level", 0);
+    snprintf(r->bits, sizeof r->bits, "%.16s", dkv_textOf(o, "bits"));
+    r->level = dkv_numberOf(o, "level", 0);
     r->judged = cJSON_IsObject(numbers);
     r->declared = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "declared"));
     takeArithmetic(r, numbers);
@@ -91,9 +79,9 @@ static int takeRow(dkv_accepted_row *r, const cJSON *o, bool record, dkv_err *er
         const cJSON *t = cJSON_GetObjectItemCaseSensitive(tensors, dkv_tensorName((dkv_tensor_id)id));
         if (!cJSON_IsObject(t)) continue;
         r->tensor[id].there = true;
-        r->tensor[id].rms = numberOf(t, record ? "twin_rms" : "rms", NAN);
-        r->tensor[id].dof = numberOf(t, record ? "rms_dof" : "dof", NAN);
-        r->tensor[id].ratio = numberOf(t, record ? "max_bound_ratio" : "ratio", NAN);
+        r->tensor[id].rms = dkv_numberOf(t, record ? "twin_rms" : "rms", NAN);
+        r->tensor[id].dof = dkv_numberOf(t, record ? "rms_dof" : "dof", NAN);
+        r->tensor[id].ratio = dkv_numberOf(t, record ? "max_bound_ratio" : "ratio", NAN);
     }
     return 0;
 }
@@ -117,11 +105,11 @@ static int setText(char **to, const char *text, dkv_err *err) {
 }
 
 static int takeHead(dkv_accepted *a, const cJSON *o, const char *program, dkv_err *err) {
-    int rc = setText(&a->kernel, textOf(o, "kernel"), err);
-    if (!rc) rc = setText(&a->generator, textOf(o, "generator"), err);
+    int rc = setText(&a->kernel, dkv_textOf(o, "kernel"), err);
+    if (!rc) rc = setText(&a->generator, dkv_textOf(o, "generator"), err);
     if (!rc) rc = setText(&a->program, program, err);
-    if (!rc) rc = setText(&a->commit, textOf(o, "commit"), err);
-    return rc ? rc : setText(&a->device, textOf(o, "device"), err);
+    if (!rc) rc = setText(&a->commit, dkv_textOf(o, "commit"), err);
+    return rc ? rc : setText(&a->device, dkv_textOf(o, "device"), err);
 }
 
 int dkv_addAccepted(dkv_accepted *a, const char *record, dkv_err *err) {
@@ -265,16 +253,16 @@ static int takeLine(reader *r, const char *row, size_t n, dkv_err *err) {
     cJSON *o = cJSON_ParseWithLength(row, n);
     dkv_err why = {0};
     int rc = 0;
-    if (r->number == 1 && (!cJSON_IsObject(o) || numberOf(o, "accepted", 0) != 1))
+    if (r->number == 1 && (!cJSON_IsObject(o) || dkv_numberOf(o, "accepted", 0) != 1))
         rc = dkv_fail(err, DKV_EUSER, "%s:1: not a file that --accept wrote", r->path);
     else if (!isSound(row, n) || !cJSON_IsObject(o))
         rc = dkv_fail(err, DKV_EUSER, "%s:%ld: was edited: its sum is not that of the line (accept anew: --accept)",
                       r->path, r->number);
     else if (r->number == 1) {
-        double cases = numberOf(o, "cases", 0);
+        double cases = dkv_numberOf(o, "cases", 0);
         r->cases = cases > 0 && cases < 1e9 ? (long)cases : 0;
-        snprintf(r->sha, sizeof r->sha, "%.64s", textOf(o, "sha256"));
-        rc = takeHead(r->to, o, textOf(o, "program"), err);
+        snprintf(r->sha, sizeof r->sha, "%.64s", dkv_textOf(o, "sha256"));
+        rc = takeHead(r->to, o, dkv_textOf(o, "program"), err);
     } else {
         rc = growRows(r->to, err);
         if (!rc && takeRow(&r->to->rows[r->to->n], o, false, &why))
