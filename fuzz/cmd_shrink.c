@@ -54,6 +54,15 @@ static int parseLine(const dkv_cli *cli, dkv_problem *p, char line[DKV_LINE_MAX 
     return rc;
 }
 
+/* --arithmetic: the same as in the run that found the line. A simpler line may have another type. */
+static int fitArithmetic(const dkv_cli *cli, dkv_fits *fits, dkv_err *err) {
+    if (!cli->arithmetic) return 0;
+    int rc = dkv_checkArithmeticWord(cli->arithmetic, err);
+    if (!rc) rc = dkv_fitKernel(cli->kernels, cli->arithmetic, 7, cli->timeout, dkv_dataDir(), fits, err);
+    dkv_nameArithmetic(cli->arithmetic);
+    return rc;
+}
+
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -74,12 +83,14 @@ int dkv_cmdShrink(const dkv_cli *cli) {
                         .arg = (void *)cli,
                         .options = {.data_dir = dkv_dataDir(), .threads = 1, .repeats = cli->repeats}};
     s.options.level = cli->level > 0 ? cli->level : 1e-4 / (TRIALS * DKV_N_OUTPUTS);
+    static dkv_fits fits;
     if (parseLine(cli, &p, line, &err) || dkv_precheckItems(&session, NULL, &err) ||
         dkv_probeKernels(cli->kernels, 1, cli->timeout, NULL, &err) ||
-        dkv_parseTime(cli->time, &s.seconds, &err)) {
+        dkv_parseTime(cli->time, &s.seconds, &err) || fitArithmetic(cli, &fits, &err)) {
         dkv_freeProblem(&p);
         return dkv_complain(&err);
     }
+    if (cli->arithmetic) s.options.fits = &fits;
     s.result = malloc(sizeof *s.result);
     dkv_catchSignals();
     double start = now();

@@ -46,7 +46,7 @@ static const option options[] = {
      FIELD(repeats), 0, 10000, RUNS | TRIES | GATE},
     {"--peer", NULL, "SPEC", "report errors beside those of this kernel, too", PEER, 0, 0, 0, RUNS},
     {"--arithmetic", NULL, "NAME", "of kernels that declare none: `auto` finds the tightest that fits; a name holds them to it",
-     WORD, FIELD(arithmetic), 0, 0, RUNS | GATE},
+     WORD, FIELD(arithmetic), 0, 0, RUNS | DKV_CMD_SHRINK | GATE},
     {"--bisect", NULL, NULL, "exit codes as `git bisect run` wants them", FLAG, FIELD(bisect), 0, 0,
      DKV_CMD_REPLAY},
     {"--oracle", NULL, "WHO", "who judges: auto (default: the device where that is quicker), cpu, cuda, both", WORD,

@@ -93,6 +93,7 @@ static void user_errors_are_one_line(void **state) {
         {"list kernel", "did you mean 'kernels'"},
         {"list", "kernels"},
         {"list devise", "did you mean 'device'"},
+        {"shrink shape=3 --kernel emu --arithmetic nope", "'nope' is none of auto"},
         {"bench --kernel ref", "which lines"},
         {"bench shape=3", "--kernel"},
         {"report", "which records"},
@@ -139,6 +140,15 @@ static void statuses_give_exits(void **state) {
     mustExit(128, "replay shape=-5 --kernel emu --bisect");
     mustExit(128, "replay shape=5 --kernel emo --bisect");
     mustExit(0, "replay shape=5+2x3 dim=8 --kernel emu --bisect");
+}
+
+/* What a profile that a kernel is held to found, shrink finds again, and its line says under which. */
+static void shrink_takes_an_arithmetic(void **state) {
+    (void)state;
+    mustExit(3, "shrink shape=20+7 heads=2:1 --kernel $B/testkernels/plain.so:plain");
+    mustExit(0, "shrink shape=20+7 heads=2:1 --kernel $B/testkernels/plain.so:plain --arithmetic eager");
+    assert_non_null(strstr(output, "IMPRECISE "));
+    assert_non_null(strstr(output, "plain.so:plain --arithmetic eager\n"));
 }
 
 static void an_empty_selection_is_no_pass(void **state) {
@@ -312,6 +322,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(user_errors_are_one_line),
         cmocka_unit_test(closed_descriptors_stay_out_of_records), cmocka_unit_test(short_memory_ends),       cmocka_unit_test(statuses_give_exits),
+        cmocka_unit_test(shrink_takes_an_arithmetic),
         cmocka_unit_test(an_empty_selection_is_no_pass),  cmocka_unit_test(records_replay_and_report),
         cmocka_unit_test(records_are_out_of_reach),
         cmocka_unit_test(an_interrupt_keeps_the_records), cmocka_unit_test(everything_can_be_listed),
