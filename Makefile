@@ -53,8 +53,9 @@ $(B)/obj/ref/tiles.o $(B)/obj/ref/vexp.o $(B)/obj/ref/truth.o $(B)/obj/ref/twin_
 
 # The commit is compiled into one small file only, rewritten when it changes.
 $(B)/commit.h: FORCE
-	@mkdir -p $(B); echo '#define DUALKV_COMMIT "$(COMMIT)"' | cmp -s - $@ || \
-	  echo '#define DUALKV_COMMIT "$(COMMIT)"' > $@
+	@mkdir -p $(B); printf '#define DUALKV_COMMIT "%s"\n#define DUALKV_FLAGS "%s"\n' '$(COMMIT)' \
+	  '$(filter-out -W% -M% -g,$(CFLAGS))' | cmp -s - $@ || \
+	  printf '#define DUALKV_COMMIT "%s"\n#define DUALKV_FLAGS "%s"\n' '$(COMMIT)' '$(filter-out -W% -M% -g,$(CFLAGS))' > $@
 $(B)/obj/verify/version.o: $(B)/commit.h
 $(B)/obj/verify/version.o: CPPFLAGS += -include $(B)/commit.h
 

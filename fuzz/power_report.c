@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../verify/record.h"
 #include "../verify/version.h"
 
 static int compareNumbers(const void *x, const void *y) {
@@ -117,7 +118,7 @@ static cJSON *cleanObject(const dkv_power *p) {
         cJSON_AddNumberToObject(o, key, (double)p->rule_alarms[r]);
     }
     cJSON_AddStringToObject(o, "device", dkv_hostDevice());
-    cJSON_AddStringToObject(o, "commit", dkv_commit());
+    dkv_addBuild(o);
     return o;
 }
 

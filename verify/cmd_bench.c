@@ -193,7 +193,7 @@ static char *timingRecord(const bench *b, const char *kernel, const timing *t, d
     cJSON_AddStringToObject(o, "line", b->line);
     cJSON_AddStringToObject(o, "kernel", kernel);
     dkv_addDevice(o, &t->gpu);
-    cJSON_AddStringToObject(o, "commit", dkv_commit());
+    dkv_addBuild(o);
     cJSON_AddNumberToObject(o, "ms_fwd", 1e3 * t->forward);
     cJSON_AddNumberToObject(o, "ms_bwd", 1e3 * t->backward);
     cJSON_AddNumberToObject(o, "tflops_fwd", f / 1e3);

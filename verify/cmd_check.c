@@ -183,7 +183,9 @@ static int exitOf(const show *s, const dkv_session *session) {
 static void takeResult(const dkv_result *r, long index, long total, void *arg) {
     show *s = arg;
     dkv_err err = {0};
-    char *json = dkv_printRecord(r);
+    const dkv_waiver *w = dkv_findWaiver(&s->waivers, r->line, r->kernel);
+    bool excused = w && !dkv_isExpired(&s->waivers, w) && dkv_statusRow(r->status)->defect;
+    char *json = dkv_printExcused(r, excused ? w->reason : NULL, excused ? w->until : NULL);
     sayCase(s, r);
     if (!s->every && r->status == DKV_ST_UNSUPPORTED) dkv_countRefusal(&s->refused, r->why);
     dkv_countBehaviour(&s->behaves, r->profile);

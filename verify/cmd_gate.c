@@ -96,10 +96,11 @@ static int note(run *r, const dkv_result *q, const char *json, const char *suite
 static void takeResult(const dkv_result *q, long index, long total, void *arg) {
     run *r = arg;
     dkv_err err = {0};
-    char *json = dkv_printRecord(q);
     r->counts[q->status]++;
     if (q->status == DKV_ST_UNSUPPORTED) dkv_countRefusal(&r->refused, q->why);
     const char *excused = applyWaiver(r, q);
+    const dkv_waiver *w = excused ? dkv_findWaiver(&r->waivers, q->line, q->kernel) : NULL;
+    char *json = dkv_printExcused(q, excused, w ? w->until : NULL);
     int rc = json ? dkv_writeRecord(&r->file, json, &err) : dkv_fail(&err, DKV_EHARNESS, "out of memory for a record");
     if (!rc) rc = dkv_addAccepted(&r->now, json, &err);
     if (!rc) rc = note(r, q, json, "suite", excused);

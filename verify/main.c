@@ -8,6 +8,7 @@
 
 #include "cli.h"
 #include "guard.h"
+#include "record.h"
 #include "status.h"
 #include "version.h"
 #include "worker.h"
@@ -136,6 +137,7 @@ static int runCommand(int argc, char **argv) {
             const char *word = c->name;
             return dkv_cmdHelp(&(dkv_cli){.words = &word, .n_words = 1});
         }
+    dkv_nameCommand(argc, argv);
     int code = dkv_parseCli(c->bit, argc - (argc > 1 ? 2 : 1), argv + (argc > 1 ? 2 : 1), &cli, &err);
     code = code ? dkv_complain(&err) : c->run(&cli);
     for (int i = 2; i < argc && c->bit == DKV_CMD_REPLAY && code == DKV_EXIT_USER; i++)

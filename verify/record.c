@@ -66,6 +66,27 @@ void dkv_addDevice(cJSON *o, const dkv_gpu_info *gpu) {
     cJSON_AddStringToObject(o, "host", dkv_hostDevice());
 }
 
+static char command[400];
+
+void dkv_nameCommand(int argc, char **argv) {
+    size_t at = 0;
+    for (int i = 0; i < argc && at < sizeof command; i++) {
+        char word[sizeof command];
+        dkv_quoteWord(i ? argv[i] : "dualkv", word, sizeof word);
+        at += (size_t)snprintf(command + at, sizeof command - at, i ? " %s" : "%s", word);
+    }
+    if (at >= sizeof command) strcpy(command + sizeof command - 6, " ...");
+}
+
+void dkv_addBuild(cJSON *o) {
+    cJSON_AddStringToObject(o, "commit", dkv_commit());
+    cJSON_AddStringToObject(o, "compiler", dkv_compiler());
+    if (dkv_flags()[0]) cJSON_AddStringToObject(o, "flags", dkv_flags());
+    cJSON_AddStringToObject(o, "libraries", dkv_libraries());
+    cJSON_AddStringToObject(o, "started", dkv_startTime());
+    if (command[0]) cJSON_AddStringToObject(o, "command", command);
+}
+
 static void addNumber(cJSON *o, const char *key, double x) {
     if (isfinite(x)) cJSON_AddNumberToObject(o, key, x);
     else cJSON_AddStringToObject(o, key, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
@@ -175,7 +196,9 @@ static void addOracle(cJSON *o, const dkv_oracle_use *u) {
     if (u->note[0]) cJSON_AddStringToObject(o, "oracle_note", u->note);
 }
 
-char *dkv_printRecord(const dkv_result *r) {
+char *dkv_printRecord(const dkv_result *r) { return dkv_printExcused(r, NULL, NULL); }
+
+char *dkv_printExcused(const dkv_result *r, const char *reason, const char *until) {
     char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
     cJSON *o = cJSON_CreateObject();
     char *text = NULL;
@@ -185,12 +208,17 @@ char *dkv_printRecord(const dkv_result *r) {
     cJSON_AddStringToObject(o, "kernel", r->kernel);
     cJSON_AddStringToObject(o, "status", dkv_statusRow(r->status)->name);
     cJSON_AddStringToObject(o, "why", r->why);
+    if (reason) {
+        cJSON *waiver = cJSON_AddObjectToObject(o, "waiver");
+        cJSON_AddStringToObject(waiver, "reason", reason);
+        cJSON_AddStringToObject(waiver, "until", until);
+    }
     addNumber(o, "seconds", r->seconds);
     addNumber(o, "seconds_forward", r->seconds_forward);
     addNumber(o, "seconds_backward", r->seconds_backward);
     addOracle(o, &r->oracle);
     dkv_addDevice(o, &r->gpu);
-    cJSON_AddStringToObject(o, "commit", dkv_commit());
+    dkv_addBuild(o);
     cJSON_AddStringToObject(o, "generator", DKV_GENERATOR);
     cJSON_AddStringToObject(o, "arithmetic", r->judged ? r->arithmetic_words : "");
     if (r->profile[0]) cJSON_AddStringToObject(o, "profile", r->profile);

@@ -13,12 +13,18 @@ void dkv_nameArithmetic(const char *word); /* before the run; NULL: none */
 void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n);
 /* 'text' for a shell, plain where it needs no quotes; cut to n bytes. */
 void dkv_quoteWord(const char *text, char *out, size_t n);
+/* The words of the command that runs, for the records; before the first of them. */
+void dkv_nameCommand(int argc, char **argv);
 /* One line of JSON without newline, malloc'ed; NULL where out of memory. */
 char *dkv_printRecord(const dkv_result *r);
+/* The same of a case whose defect a waiver excuses (verify/waiver.h); reason NULL: none does. */
+char *dkv_printExcused(const dkv_result *r, const char *reason, const char *until);
 
 struct cJSON;
 /* The device: a GPU with its capability, driver and host, or the host alone. */
 void dkv_addDevice(struct cJSON *o, const dkv_gpu_info *gpu);
+/* Commit, compiler and its flags, libraries, when the run began, its command. */
+void dkv_addBuild(struct cJSON *o);
 
 /* A file of records. Opened with the first record, so that a run that ends as a user error leaves none. */
 typedef struct dkv_record_file {

@@ -53,7 +53,7 @@ static void every_key_is_there(void **state) {
     (void)state;
     static const char *const keys[] = {"line",   "kernel", "status",    "why",        "seconds",
                                        "device", "commit", "generator", "arithmetic", "tensors",
-                                       "checks", "replay", "level"};
+                                       "checks", "replay", "level", "compiler", "libraries", "started"};
     dkv_result *r = example(DKV_ST_FAILED);
     char *json = dkv_printRecord(r);
     assert_non_null(json);
@@ -78,6 +78,33 @@ static void every_key_is_there(void **state) {
     assert_true(cJSON_GetNumberValue(cJSON_GetObjectItem(w, "want")) == 0.25);
     assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(w, "region")), "response");
     assert_null(cJSON_GetObjectItem(cJSON_GetObjectItem(o, "tensors"), "dQ"));
+    assert_null(cJSON_GetObjectItem(o, "waiver"));
+    cJSON_Delete(o);
+    free(json);
+    free(r);
+}
+
+static void a_waiver_and_the_command_stand_in_the_record(void **state) {
+    (void)state;
+    char *words[] = {"./x/dualkv", "check", "shape=3", "it's", "--kernel", "emu"}, huge[600];
+    char *many[] = {"dualkv", huge};
+    dkv_result *r = example(DKV_ST_FAILED);
+    dkv_nameCommand(6, words);
+    char *json = dkv_printExcused(r, "known", "2030-01-31");
+    cJSON *o = cJSON_Parse(json), *w = cJSON_GetObjectItem(o, "waiver");
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(w, "reason")), "known");
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(w, "until")), "2030-01-31");
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(o, "command")), "dualkv check shape=3 'it'\\''s' --kernel emu");
+    cJSON_Delete(o);
+    free(json);
+    memset(huge, 'x', sizeof huge - 1);
+    huge[sizeof huge - 1] = 0;
+    dkv_nameCommand(2, many);
+    json = dkv_printRecord(r);
+    o = cJSON_Parse(json);
+    const char *command = cJSON_GetStringValue(cJSON_GetObjectItem(o, "command"));
+    assert_true(strlen(command) < 400);
+    assert_string_equal(command + strlen(command) - 4, " ...");
     cJSON_Delete(o);
     free(json);
     free(r);
@@ -165,6 +192,7 @@ static void words_make_lines(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_key_is_there),
+        cmocka_unit_test(a_waiver_and_the_command_stand_in_the_record),
         cmocka_unit_test(replay_commands_survive_a_shell),
         cmocka_unit_test(files_are_made_with_the_first_record),
         cmocka_unit_test(records_select_their_cases),
