@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "../data/fields.h"
 
@@ -108,28 +110,51 @@ int dkv_addJunitRecord(dkv_junit *j, const char *suite, const char *record, cons
     return rc;
 }
 
+int dkv_addJunitProperty(dkv_junit *j, const char *name, const char *value, dkv_err *err) {
+    char *text = NULL, *all;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    if (!f) return dkv_fail(err, DKV_EHARNESS, "out of memory for JUnit");
+    fputs("      <property", f);
+    putAttribute(f, "name", name);
+    putAttribute(f, "value", value);
+    fputs("/>\n", f);
+    if (fclose(f) || !(all = realloc(j->properties, j->properties_size + n))) {
+        free(text);
+        return dkv_fail(err, DKV_EHARNESS, "out of memory for JUnit");
+    }
+    memcpy(all + j->properties_size, text, n);
+    j->properties = all;
+    j->properties_size += n;
+    free(text);
+    return 0;
+}
+
+static void writeSuite(const dkv_junit *j, int i, const char *when, const char *host, FILE *f) {
+    const long *ends = j->suite[i].ends;
+    fprintf(f, "  <testsuite");
+    putAttribute(f, "name", j->suite[i].name);
+    fprintf(f, " package=\"dualkv\" id=\"%d\" timestamp=\"%s\"", i, when);
+    putAttribute(f, "hostname", host[0] ? host : "localhost");
+    fprintf(f, " tests=\"%ld\" failures=\"%ld\" errors=\"%ld\" skipped=\"%ld\" time=\"%.3f\">\n    <properties>\n",
+            j->suite[i].n, ends[DKV_JUNIT_FAILURE], ends[DKV_JUNIT_ERROR], ends[DKV_JUNIT_SKIPPED], j->suite[i].seconds);
+    if (j->properties) fwrite(j->properties, 1, j->properties_size, f);
+    fputs("    </properties>\n", f);
+    fflush(j->suite[i].cases);
+    if (j->suite[i].text) fwrite(j->suite[i].text, 1, j->suite[i].size, f);
+    fputs("    <system-out></system-out>\n    <system-err></system-err>\n  </testsuite>\n", f);
+}
+
 int dkv_writeJunit(dkv_junit *j, const char *path, dkv_err *err) {
+    char when[32] = "", host[65] = "";
+    time_t t = time(NULL);
+    struct tm utc;
+    if (gmtime_r(&t, &utc)) strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%S", &utc);
+    if (gethostname(host, sizeof host - 1)) host[0] = 0;
     FILE *f = fopen(path, "we");
     if (!f) return dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", path, strerror(errno));
-    long n = 0, ends[4] = {0};
-    double seconds = 0;
-    for (int i = 0; i < j->n; i++) {
-        n += j->suite[i].n;
-        seconds += j->suite[i].seconds;
-        for (int e = 0; e < 4; e++) ends[e] += j->suite[i].ends[e];
-        fflush(j->suite[i].cases);
-    }
-    fprintf(f, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"dualkv\" tests=\"%ld\" failures=\"%ld\" "
-               "errors=\"%ld\" time=\"%.3f\">\n", n, ends[DKV_JUNIT_FAILURE], ends[DKV_JUNIT_ERROR], seconds);
-    for (int i = 0; i < j->n; i++) {
-        fprintf(f, "  <testsuite");
-        putAttribute(f, "name", j->suite[i].name);
-        fprintf(f, " tests=\"%ld\" failures=\"%ld\" errors=\"%ld\" skipped=\"%ld\" time=\"%.3f\">\n", j->suite[i].n,
-                j->suite[i].ends[DKV_JUNIT_FAILURE], j->suite[i].ends[DKV_JUNIT_ERROR],
-                j->suite[i].ends[DKV_JUNIT_SKIPPED], j->suite[i].seconds);
-        if (j->suite[i].text) fwrite(j->suite[i].text, 1, j->suite[i].size, f);
-        fprintf(f, "  </testsuite>\n");
-    }
+    fprintf(f, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n");
+    for (int i = 0; i < j->n; i++) writeSuite(j, i, when, host, f);
     fprintf(f, "</testsuites>\n");
     bool bad = ferror(f) != 0;
     if (fclose(f) || bad) return dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", path, strerror(errno));
@@ -141,5 +166,6 @@ void dkv_freeJunit(dkv_junit *j) {
         fclose(j->suite[i].cases);
         free(j->suite[i].text);
     }
-    j->n = 0;
+    free(j->properties);
+    *j = (dkv_junit){0};
 }
