@@ -13,38 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static char dir[64], output[1 << 20], trouble[1 << 16];
-
-static const char *build(void) {
-    const char *b = getenv("DUALKV_BUILD");
-    return b ? b : "build";
-}
-
-static void readAll(const char *name, char *to, size_t room) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    FILE *f = fopen(path, "r");
-    size_t n = f ? fread(to, 1, room - 1, f) : 0;
-    to[n] = 0;
-    if (f) fclose(f);
-}
-
-/* Runs `dualkv WORDS`; fills output (stdout) and trouble (stderr); returns the exit code, 128 + signal where
- * killed. */
-static int run(const char *words) {
-    char command[8192];
-    snprintf(command, sizeof command, "D=%s; B=%s; $B/dualkv %s >$D/out 2>$D/err </dev/null", dir, build(),
-             words);
-    int status = system(command);
-    readAll("out", output, sizeof output);
-    readAll("err", trouble, sizeof trouble);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-static void mustExit(int want, const char *words) {
-    int got = run(words);
-    if (got != want) fail_msg("dualkv %s: exit %d instead of %d\n%s%s", words, got, want, output, trouble);
-}
+#include "test_program.h"
 
 static void user_errors_are_one_line(void **state) {
     (void)state;
@@ -317,8 +286,7 @@ static void bench_writes_its_keys(void **state) {
 }
 
 int main(void) {
-    snprintf(dir, sizeof dir, "/tmp/dualkv-test-XXXXXX");
-    if (!mkdtemp(dir)) return 1;
+    if (makeDir()) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(user_errors_are_one_line),
         cmocka_unit_test(closed_descriptors_stay_out_of_records), cmocka_unit_test(short_memory_ends),       cmocka_unit_test(statuses_give_exits),
@@ -329,7 +297,5 @@ int main(void) {
         cmocka_unit_test(bench_writes_its_keys),          cmocka_unit_test(init_leaves_no_half),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", dir);
-    return system(command) ? 1 : failed;
+    return removeDir() ? 1 : failed;
 }

@@ -12,27 +12,7 @@
 #include <unistd.h>
 
 #include "../data/safetensors.h"
-
-static char dir[64], output[1 << 18];
-
-static int run(const char *words) {
-    char command[4096];
-    const char *b = getenv("DUALKV_BUILD");
-    snprintf(command, sizeof command, "D=%s; B=%s; %s >$D/log 2>&1 </dev/null", dir, b ? b : "build", words);
-    int status = system(command);
-    snprintf(command, sizeof command, "%s/log", dir);
-    FILE *f = fopen(command, "r");
-    size_t n = f ? fread(output, 1, sizeof output - 1, f) : 0;
-    output[n] = 0;
-    if (f) fclose(f);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-static void mustSay(int exit_code, const char *words, const char *says) {
-    int got = run(words);
-    if (got != exit_code || !strstr(output, says))
-        fail_msg("%s: exit %d instead of %d, or it does not say '%s':\n%s", words, got, exit_code, says, output);
-}
+#include "test_program.h"
 
 /* Reads a case, changes it, writes it again under another name. drop: names of tensors left out; flip: one whose bytes
  * change; generator: keep that word of the metadata. */
@@ -84,7 +64,7 @@ static void what_is_exported_is_judged(void **state) {
 
 static void captured_cases_bring_their_inputs(void **state) {
     (void)state;
-    run("mkdir $D/cap $D/other; $B/dualkv export " A " --out $D/whole.safetensors --outputs truth");
+    runShell("mkdir $D/cap $D/other; $B/dualkv export " A " --out $D/whole.safetensors --outputs truth");
     rewrite("whole.safetensors", "cap/own.safetensors", NULL, NULL, false);
     rewrite("whole.safetensors", "cap/quiet.safetensors", " lse ", NULL, false);
     mustSay(0, "$B/dualkv check files:$D/cap --json $D/cap.jsonl", "2 of 2 cases: 2 PASSED");
@@ -108,7 +88,7 @@ static void captured_cases_bring_their_inputs(void **state) {
     rewrite("whole.safetensors", "other/x.safetensors", NULL, NULL, true);
     rewrite("whole.safetensors", "other/y.safetensors", " q k v do ", NULL, true);
     mustSay(2, "$B/dualkv check files:$D/other", "'x' and 'y' are of the same line");
-    run("rm $D/other/x.safetensors");
+    runShell("rm $D/other/x.safetensors");
     mustSay(0, "$B/dualkv check files:$D/other", "1 PASSED");
 }
 
@@ -132,7 +112,7 @@ static void files_are_taken_in(void **state) {
                 {"export shape=3 --out $D/z --outputs emu-replicated", "--layout replicated"},
                 {"check files:$D/nodir", "No such file"},
                 {"check shape=3 --kernel files:", "a folder is missing"},
-                {"check shape=3 --kernel files:$D/log", "not a folder"},
+                {"check shape=3 --kernel files:$D/out", "not a folder"},
                 {"check shape=3 fill=file:Big --kernel emu", "not expected in a fill"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char words[300];
@@ -142,13 +122,10 @@ static void files_are_taken_in(void **state) {
 }
 
 int main(void) {
-    snprintf(dir, sizeof dir, "/tmp/dualkv-files-XXXXXX");
-    if (!mkdtemp(dir)) return 1;
+    if (makeDir()) return 1;
     const struct CMUnitTest tests[] = {cmocka_unit_test(what_is_exported_is_judged),
                                        cmocka_unit_test(captured_cases_bring_their_inputs),
                                        cmocka_unit_test(files_are_taken_in)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", dir);
-    return system(command) ? 1 : failed;
+    return removeDir() ? 1 : failed;
 }

@@ -18,27 +18,9 @@
 #include "case.h"
 #include "guard.h"
 #include "kernel_broken.h"
+#include "test_program.h"
 
-static char dir[64], output[1 << 20];
 static dkv_result *result; /* of the last case */
-
-static const char *build(void) {
-    const char *b = getenv("DUALKV_BUILD");
-    return b ? b : "build";
-}
-
-/* Runs `dualkv WORDS`; what it prints is in output. */
-static int run(const char *words) {
-    char command[4096];
-    snprintf(command, sizeof command, "D=%s; B=%s; $B/dualkv %s >$D/log 2>&1 </dev/null", dir, build(), words);
-    int status = system(command);
-    snprintf(command, sizeof command, "%s/log", dir);
-    FILE *f = fopen(command, "r");
-    size_t n = f ? fread(output, 1, sizeof output - 1, f) : 0;
-    output[n] = 0;
-    if (f) fclose(f);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
 
 static dkv_status runCase(const char *spec, const char *line) {
     dkv_kernel_spec s;
@@ -173,29 +155,28 @@ static void what_cannot_be_opened_is_one_line(void **state) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         snprintf(words, sizeof words, "check shape=3 --kernel $B/testkernels/%s", rows[i].file);
         int code = run(words);
-        if (code != 2 || !strstr(output, rows[i].says) || strchr(output, '\n') != output + strlen(output) - 1)
-            fail_msg("dualkv %s: exit %d, or not one line that says '%s':\n%s", words, code, rows[i].says, output);
+        if (code != 2 || !strstr(trouble, rows[i].says) || strchr(trouble, '\n') != trouble + strlen(trouble) - 1)
+            fail_msg("dualkv %s: exit %d, or not one line that says '%s':\n%s", words, code, rows[i].says, trouble);
     }
     snprintf(path, sizeof path, "%s/text.so", dir);
     FILE *f = fopen(path, "w");
     fputs("this is no shared object, whatever its name says\n", f);
     fclose(f);
     assert_int_equal(run("check shape=3 --kernel $D/text.so"), 2);
-    assert_non_null(strstr(output, "cannot load"));
+    assert_non_null(strstr(trouble, "cannot load"));
     snprintf(path, sizeof path, "%s/folder.so", dir);
     assert_int_equal(mkdir(path, 0755), 0);
     assert_int_equal(run("check shape=3 --kernel $D/folder.so"), 2);
-    assert_non_null(strstr(output, "cannot load"));
+    assert_non_null(strstr(trouble, "cannot load"));
     snprintf(path, sizeof path, "%s/text.so", dir);
     assert_int_equal(chmod(path, 0), 0);
     assert_int_equal(run("check shape=3 --kernel $D/text.so"), 2);
-    if (geteuid()) assert_non_null(strstr(output, "Permission denied"));
+    if (geteuid()) assert_non_null(strstr(trouble, "Permission denied"));
 }
 
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
-    snprintf(dir, sizeof dir, "/tmp/dualkv-honest-XXXXXX");
-    if (!mkdtemp(dir)) return 1;
+    if (makeDir()) return 1;
     result = calloc(1, sizeof *result);
     dkv_guardCoordinator();
     const struct CMUnitTest tests[] = {
@@ -206,8 +187,6 @@ int main(int argc, char **argv) {
         cmocka_unit_test(what_cannot_be_opened_is_one_line),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", dir);
     free(result);
-    return system(command) ? 1 : failed;
+    return removeDir() ? 1 : failed;
 }
