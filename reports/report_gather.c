@@ -1,14 +1,12 @@
 #include "report_gather.h"
 
 #include <cjson/cJSON.h>
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../data/fields.h"
 #include "../ref/problem.h"
-#include "../ref/row.h"
 #include "report_classes.h"
 
 #define TEXT_MAX 600  /* bytes kept of a sentence */
@@ -155,13 +153,31 @@ static int addChecks(dkv_gather_kernel *k, const cJSON *o) {
     return 0;
 }
 
+/* "reason (until 2030-01-31)", "" where nothing excuses the case; malloc'ed. */
+static char *waiverOf(const cJSON *o) {
+    const cJSON *w = cJSON_GetObjectItemCaseSensitive(o, "waiver");
+    char *text = NULL;
+    if (!cJSON_IsObject(w)) return strdup("");
+    return asprintf(&text, "%.*s (until %.20s)", TEXT_MAX - 40, dkv_textOf(w, "reason"), dkv_textOf(w, "until")) < 0 ? NULL : text;
+}
+
 /* Room for what is merely not known cannot be taken by defects, nor the other way. */
 static int addCase(dkv_gather_kernel *k, const cJSON *o, dkv_status status) {
+    char *waived = waiverOf(o);
+    if (!waived || countWord(&k->waivers, waived)) {
+        free(waived);
+        return -1;
+    }
+    k->waived += waived[0] && dkv_statusRow(status)->defect;
     const char *line = dkv_textOf(o, "line"), *replay = dkv_textOf(o, "replay");
     bool defect = dkv_statusRow(status)->defect;
-    if (!k->cases && !(k->cases = calloc(DKV_GATHER_CASES, sizeof *k->cases))) return -1;
+    if (!k->cases && !(k->cases = calloc(DKV_GATHER_CASES, sizeof *k->cases))) {
+        free(waived);
+        return -1;
+    }
     if (k->kept[defect] >= (defect ? DKV_GATHER_CASES - DKV_GATHER_OTHERS : DKV_GATHER_OTHERS)) {
         k->cases_left_out++;
+        free(waived);
         return 0;
     }
     k->kept[defect]++;
@@ -170,6 +186,7 @@ static int addCase(dkv_gather_kernel *k, const cJSON *o, dkv_status status) {
     c->line = keep(line);
     c->why = keep(dkv_textOf(o, "why"));
     c->replay = strdup(fits ? replay : "");
+    c->waived = waived;
     c->status = status;
     return c->line && c->why && c->replay ? 0 : -1;
 }
@@ -182,10 +199,14 @@ static void putLine(uint64_t *lines, size_t room, uint64_t hash, size_t *n) {
 }
 
 /* FNV-1a, mixed: two lines in 2^64 are taken for one. */
-static int countLine(dkv_gather_kernel *k, const char *line) {
+static uint64_t hashLine(const char *line) {
     uint64_t hash = 14695981039346656037u;
     for (; *line; line++) hash = (hash ^ (unsigned char)*line) * 1099511628211u;
     hash ^= hash >> 32;
+    return hash ? hash : 1;
+}
+
+static int countLine(dkv_gather_kernel *k, uint64_t hash) {
     if (2 * k->n_lines >= k->room) {
         size_t room = k->room ? 2 * k->room : 64, n = 0;
         uint64_t *lines = calloc(room, sizeof *lines);
@@ -196,7 +217,7 @@ static int countLine(dkv_gather_kernel *k, const char *line) {
         k->lines = lines;
         k->room = room;
     }
-    putLine(k->lines, k->room, hash ? hash : 1, &k->n_lines);
+    putLine(k->lines, k->room, hash, &k->n_lines);
     return 0;
 }
 
@@ -204,7 +225,9 @@ static int addPlace(dkv_gather *g, const cJSON *o) {
     int bad = countWord(&g->devices, dkv_textOf(o, "device")) | countWord(&g->hosts, dkv_textOf(o, "host")) |
               countWord(&g->drivers, dkv_textOf(o, "driver")) | countWord(&g->commits, dkv_textOf(o, "commit")) |
               countWord(&g->compilers, dkv_textOf(o, "compiler")) | countWord(&g->generators, dkv_textOf(o, "generator")) |
-              countWord(&g->oracles, dkv_textOf(o, "oracle"));
+              countWord(&g->oracles, dkv_textOf(o, "oracle")) | countWord(&g->flags, dkv_textOf(o, "flags")) |
+              countWord(&g->libraries, dkv_textOf(o, "libraries")) | countWord(&g->started, dkv_textOf(o, "started")) |
+              countWord(&g->commands, dkv_textOf(o, "command"));
     double level = dkv_numberOf(o, "level", 0);
     g->seconds += sizeOf(o, "seconds");
     if (level > 0 && level < 1) {
@@ -220,7 +243,8 @@ static int addCheck(dkv_gather *g, const cJSON *o, const dkv_problem *p, dkv_sta
     g->total++;
     k->total++;
     k->counts[status]++;
-    if (countLine(k, dkv_textOf(o, "line"))) return -1;
+    uint64_t hash = hashLine(dkv_textOf(o, "line"));
+    if (countLine(k, hash) || dkv_addCommit(k, o, status, hash)) return -1;
     if (countWord(&k->devices, dkv_textOf(o, "device")) || countWord(&k->commits, dkv_textOf(o, "commit"))) return -1;
     if (addProblem(k, p, o, status) || addChecks(k, o) || addPlace(g, o) || dkv_addPowerRecord(&k->power, o)) return -1;
     if (countWord(&k->arithmetic, dkv_textOf(o, "arithmetic")) || countWord(&k->profiles, dkv_textOf(o, "profile")))
@@ -252,11 +276,13 @@ static int addBench(dkv_gather *g, const cJSON *o, const dkv_problem *p) {
     *b = (dkv_gather_bench){.line = keep(dkv_textOf(o, "line")),
                             .kernel = keep(dkv_textOf(o, "kernel")),
                             .device = keep(dkv_textOf(o, "device")),
+                            .commit = keep(dkv_textOf(o, "commit")),
+                            .started = keep(dkv_textOf(o, "started")),
                             .ms = {sizeOf(o, "ms_fwd"), sizeOf(o, "ms_bwd")},
                             .tflops = {sizeOf(o, "tflops_fwd"), sizeOf(o, "tflops_bwd")},
                             .peak_bytes = sizeOf(o, "peak_bytes"),
                             .dgemm = sizeOf(o, "gflops_dgemm")};
-    if (!b->line || !b->kernel || !b->device) return -1;
+    if (!b->line || !b->kernel || !b->device || !b->commit || !b->started) return -1;
     findRoof(b, p);
     return addPlace(g, o);
 }
@@ -297,48 +323,19 @@ int dkv_gatherRecord(dkv_gather *g, const char *json) {
     return rc;
 }
 
-/* ---- files ---- */
-
-int dkv_gatherFile(dkv_gather *g, const char *path, const char *hash, dkv_err *err) {
-    char *row = NULL;
-    size_t room = 0, n = 1;
-    int rc = 0;
-    dkv_err why = {0};
-    FILE *f = fopen(path, "re");
-    if (!f) return dkv_fail(err, DKV_EUSER, "cannot read '%s': %s", path, strerror(errno));
-    dkv_gather_file *files = realloc(g->files, (size_t)(g->n_files + 1) * sizeof *files);
-    if (files) g->files = files;
-    dkv_gather_file *file = files ? &files[g->n_files++] : NULL;
-    if (file) *file = (dkv_gather_file){.path = strdup(path), .hash = strdup(hash)};
-    if (!file || !file->path || !file->hash) rc = dkv_fail(err, DKV_EHARNESS, "out of memory for records");
-    while (!rc && n) {
-        if (dkv_readRow(f, &row, &room, &n, &why)) {
-            if (file->lines == 0) rc = dkv_fail(err, DKV_EUSER, "%s: %s", path, why.text);
-            file->cut = true;
-            break;
-        }
-        if (n == 0) break;
-        file->lines++;
-        if (!row[strspn(row, " \t\r\n")] && strlen(row) == n) continue;
-        int got = strlen(row) == n ? dkv_gatherRecord(g, row) : 0; /* a 0 byte: no text */
-        if (got < 0) rc = dkv_fail(err, DKV_EHARNESS, "out of memory for records");
-        file->records += got > 0;
-        if (got == 0 && file->bad++ < DKV_GATHER_BAD) file->bad_lines[file->bad - 1] = file->lines;
-    }
-    free(row);
-    fclose(f);
-    return rc;
-}
+/* ---- the end ---- */
 
 static void freeKernel(dkv_gather_kernel *k) {
     dkv_wordcount *const words[] = {&k->devices,    &k->commits,   &k->reasons,   &k->arithmetic, &k->profiles,
-                                &k->not_judged, &k->checks[0], &k->checks[1], &k->checks[2]};
+                                &k->not_judged, &k->waivers,   &k->checks[0], &k->checks[1], &k->checks[2]};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) freeWords(words[i]);
     for (int i = 0; i < k->n_cases; i++) {
         free(k->cases[i].line);
         free(k->cases[i].why);
         free(k->cases[i].replay);
+        free(k->cases[i].waived);
     }
+    dkv_freeCommits(k);
     free(k->cases);
     free(k->lines);
     free(k->name);
@@ -348,13 +345,16 @@ static void freeKernel(dkv_gather_kernel *k) {
 
 void dkv_freeGather(dkv_gather *g) {
     dkv_wordcount *const words[] = {&g->devices,   &g->hosts,      &g->drivers, &g->commits,
-                                &g->compilers, &g->generators, &g->oracles};
+                                &g->compilers, &g->generators, &g->oracles, &g->flags,
+                                &g->libraries, &g->started,    &g->commands};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) freeWords(words[i]);
     for (int i = 0; i < g->n_kernels; i++) freeKernel(g->kernels[i]);
     for (int i = 0; i < g->n_bench; i++) {
         free(g->bench[i].line);
         free(g->bench[i].kernel);
         free(g->bench[i].device);
+        free(g->bench[i].commit);
+        free(g->bench[i].started);
     }
     for (int i = 0; i < g->n_faults; i++) {
         free(g->faults[i].fault);

@@ -23,6 +23,7 @@ enum {
     DKV_GATHER_CASES = 500, /* of a kernel's cases that did not pass */
     DKV_GATHER_OTHERS = 100, /* of these for such as are no defect */
     DKV_GATHER_BENCH = 200,
+    DKV_GATHER_COMMITS = 100, /* of a kernel, told apart; further ones are left out */
     DKV_GATHER_BAD = 40 /* numbers of lines of a file that were skipped */
 };
 
@@ -50,13 +51,21 @@ typedef struct dkv_gather_cell {
 } dkv_gather_cell;
 
 typedef struct dkv_gather_case { /* one that did not pass, owned */
-    char *line, *why, *replay;
+    char *line, *why, *replay, *waived; /* waived: reason and end of the waiver that excuses it, or "" */
     dkv_status status;
 } dkv_gather_case;
 
+typedef struct dkv_gather_commit { /* a kernel's cases of one commit, owned strings */
+    char *commit, *started; /* the earliest start of a run; "" where records do not say */
+    long cases, defects;
+    double worst, rms, rms_share; /* largest err/bound, rms z and rms z over its limit; NAN: none */
+    double seconds;               /* in the kernel, forward and backward */
+    uint64_t lines;               /* sum of the hashes of its lines: equal where the lines are */
+} dkv_gather_commit;
+
 typedef struct dkv_gather_kernel {
     char *name;
-    long counts[DKV_ST_N], total, judged;
+    long counts[DKV_ST_N], total, judged, waived; /* waived: defects that a waiver excuses */
     double elements, worst; /* elements judged; largest err/bound */
     char worst_tensor[8];
     dkv_gather_row rows[DKV_GATHER_MASKS][DKV_GATHER_DTYPES][DKV_N_OUTPUTS];
@@ -64,17 +73,20 @@ typedef struct dkv_gather_kernel {
     dkv_gather_cell kinds[DKV_GATHER_MASKS][DKV_GATHER_DTYPES]; /* the same, each case once */
     long features[DKV_GATHER_FEATURES]; /* judged cases that have it, dkv_gatherFeature */
     dkv_strip ratio[DKV_N_OUTPUTS][2], rms[DKV_N_OUTPUTS];
-    dkv_wordcount devices, commits, reasons, arithmetic, profiles, not_judged, checks[3]; /* passed, defect, note */
+    dkv_wordcount devices, commits, reasons, arithmetic, profiles, not_judged, waivers, checks[3]; /* passed, defect, note */
     dkv_power_table power;
     uint64_t *lines; /* hashes of the different lines, a table of `room` places, 0: free */
     size_t n_lines, room;
     dkv_gather_case *cases;
     int n_cases;
     long kept[2], cases_left_out; /* kept: others, defects */
+    dkv_gather_commit *by_commit;
+    int n_commits;
+    long commits_left_out; /* cases of these */
 } dkv_gather_kernel;
 
 typedef struct dkv_gather_bench { /* owned strings */
-    char *line, *kernel, *device;
+    char *line, *kernel, *device, *commit, *started;
     double ms[2], tflops[2], roof[2], peak_bytes, dgemm; /* forward, backward; roof 0: not known */
     bool memory[2];                                      /* the roof is that of the memory */
 } dkv_gather_bench;
@@ -88,7 +100,7 @@ typedef struct dkv_gather_fault { /* of `power`, owned strings */
 typedef struct dkv_gather_file {
     char *path, *hash; /* owned */
     long lines, records, bad, bad_lines[DKV_GATHER_BAD];
-    bool cut; /* a line was too long: what follows was not read */
+    bool cut; /* it could not be read to its end */
 } dkv_gather_file;
 
 typedef struct dkv_gather {
@@ -99,14 +111,20 @@ typedef struct dkv_gather {
     dkv_gather_bench *bench;
     dkv_gather_fault *faults;
     dkv_gather_file *files;
-    dkv_wordcount devices, hosts, drivers, commits, compilers, generators, oracles;
+    dkv_wordcount devices, hosts, drivers, commits, compilers, generators, oracles, flags, libraries, started, commands;
 } dkv_gather;
 
 /* 1: a record, 0: not one, -1: out of memory. */
 int dkv_gatherRecord(dkv_gather *g, const char *json);
-/* Every record of a file. DKV_EUSER where the file itself cannot be read; bad lines are no error. `hash` may be "". */
-int dkv_gatherFile(dkv_gather *g, const char *path, const char *hash, dkv_err *err);
 void dkv_freeGather(dkv_gather *g);
+
+/* Every record of a file; what is none is skipped, and its line's number kept. DKV_EUSER where the file itself cannot be read.
+ * `hash` may be "". (report_read.c) */
+int dkv_gatherFile(dkv_gather *g, const char *path, const char *hash, dkv_err *err);
+/* Notes a case of a commit. `hash`: of its line. -1: out of memory. (report_trend.c) */
+struct cJSON;
+int dkv_addCommit(dkv_gather_kernel *k, const struct cJSON *record, dkv_status status, uint64_t hash);
+void dkv_freeCommits(dkv_gather_kernel *k);
 
 /* Names of classes, NULL past the end. */
 const char *dkv_gatherDim(int i);

@@ -6,6 +6,7 @@
 #include "report_svg.h"
 #include "report_tables.h"
 #include "report_text.h"
+#include "report_trend.h"
 #include "report_verdict.h"
 
 enum {
@@ -29,7 +30,7 @@ static const char style[] =
     "solid var(--line);padding:.25rem .6rem;text-align:left;vertical-align:top;font-variant-numeric:tabular-nums}thead th{"
     "background:var(--shade)}.gap,small,.soft{color:var(--soft)}svg{width:100%;max-width:36rem;height:auto;display:block;"
     "margin:.5rem 0}svg text{font:11px system-ui,sans-serif;fill:var(--ink)}.axis{stroke:var(--line)}.edge{stroke:var(--ink);"
-    "stroke-dasharray:4 3}.in{fill:var(--dot);fill-opacity:.75}.out{fill:var(--no)}code,pre{font-family:ui-monospace,"
+    "stroke-dasharray:4 3}.trail{fill:none;stroke:var(--dot)}.dashed{stroke-dasharray:2 3}.in{fill:var(--dot);fill-opacity:.75}.out{fill:var(--no)}code,pre{font-family:ui-monospace,"
     "monospace;font-size:.85em}pre{white-space:pre-wrap;background:var(--shade);padding:.4rem .6rem;margin:.3rem 0}"
     "a{color:var(--dot)}figure{margin:0}.n{white-space:nowrap}summary{cursor:pointer;font-weight:600}nav a{margin-right:1rem}\n";
 
@@ -48,7 +49,9 @@ static void writeTop(const dkv_gather *g, FILE *f) {
           "sequences, up to the rounding of its arithmetic? Judged element by element against a truth in double precision. "
           "1 is all that rounding can explain; <a href=\"#derived\">how the limits come about</a>.</p>\n", f);
     long bad = 0;
-    for (int i = 0; i < g->n_files; i++) bad += g->files[i].bad;
+    bool cut = false;
+    for (int i = 0; i < g->n_files; i++) bad += g->files[i].bad, cut |= g->files[i].cut;
+    if (cut) fputs("<p><strong>A file could not be read to its end</strong> (<a href=\"#provenance\">which</a>).</p>\n", f);
     if (bad) {
         fputs("<p><strong>", f);
         dkv_writeCount(f, bad, "line was no record and was skipped", "lines were no records and were skipped");
@@ -82,6 +85,7 @@ static void eachKernel(const dkv_gather *g, const char *title, const char *id, c
 
 static bool isJudged(const dkv_gather_kernel *k) { return k->judged > 0; }
 static bool hasCases(const dkv_gather_kernel *k) { return k->total > 0; }
+static bool hasTrend(const dkv_gather_kernel *k) { return k->n_commits > 1; }
 static bool hasPower(const dkv_gather_kernel *k) { return k->power.n_rows > 0; }
 static bool isUnwell(const dkv_gather_kernel *k) { return k->n_cases > 0; }
 
@@ -145,7 +149,7 @@ static void writeFile(const dkv_gather_file *file, FILE *f) {
     fprintf(f, "</code></td><td>%ld</td><td>%ld</td><td>", file->records, file->bad);
     for (long i = 0; i < file->bad && i < DKV_GATHER_BAD; i++) fprintf(f, "%s%ld", i ? ", " : "", file->bad_lines[i]);
     if (file->bad > DKV_GATHER_BAD) fputs(", …", f);
-    if (file->cut) fprintf(f, " after line %ld: too long a line, the rest was not read", file->lines);
+    if (file->cut) fprintf(f, "%s not read beyond line %ld", file->bad ? ";" : "", file->lines);
     fputs("</td></tr>\n", f);
 }
 
@@ -168,15 +172,27 @@ static void writeProvenance(const dkv_gather *g, const char *command, FILE *f) {
     fputs("<dl>\n", f);
     writeFact(f, dirty ? "Commit (<b class=\"unsure\">dirty: not everything was committed</b>)" : "Commit", &g->commits);
     writeFact(f, "Compiler", &g->compilers);
+    writeFact(f, "Its flags", &g->flags);
+    writeFact(f, "Libraries", &g->libraries);
     writeFact(f, "Device", &g->devices);
     writeFact(f, "Driver", &g->drivers);
     writeFact(f, "Host", &g->hosts);
     writeFact(f, "Input generator", &g->generators);
     writeFact(f, "Oracle", &g->oracles);
+    writeFact(f, "Runs began", &g->started);
+    fputs("<dt>Records made by</dt><dd>", f);
+    if (!g->commands.n) fputs("not in the records", f);
+    for (int i = 0; i < g->commands.n && i < 12; i++) {
+        fputs("<pre>", f);
+        dkv_writeText(f, g->commands.word[i], 500);
+        fputs("</pre>", f);
+    }
+    if (g->commands.n > 12 || g->commands.more) fputs("and others", f);
+    fputs("</dd>\n", f);
     if (g->most_level > 0)
         fprintf(f, "<dt>False alarms allowed</dt><dd>%.2g to %.2g for each test of a tensor</dd>\n", g->least_level,
                 g->most_level);
-    fprintf(f, "<dt>Checking took</dt><dd>%.1f s in all; seeds stand in the problem lines</dd>\n<dt>Made by</dt><dd><pre>",
+    fprintf(f, "<dt>Checking took</dt><dd>%.1f s in all; seeds stand in the problem lines</dd>\n<dt>This page made by</dt><dd><pre>",
             g->seconds);
     dkv_writeText(f, command, 4000);
     fputs("</pre></dd></dl>\n", f);
@@ -200,9 +216,15 @@ static void writeBody(const dkv_gather *g, const char *command, FILE *f) {
     if (g->clean_cases)
         fprintf(f, "<p>False alarms on the kernel without a fault: %ld in %ld cases.</p>\n", g->false_alarms, g->clean_cases);
     if (g->n_bench) {
-        fputs("<h2>Throughput</h2>\n", f);
+        fputs("<h2 id=\"throughput\">Throughput</h2>\n", f);
         dkv_writeBench(g, f);
     }
+    bool trends = false;
+    for (int i = 0; i < g->n_kernels && i < KERNELS_SHOWN; i++) trends |= hasTrend(g->kernels[i]);
+    if (trends)
+        eachKernel(g, "Over commits", "trends", "Commits of this toolkit's sources, or of a kernel built with them, by the start "
+                   "of the run. Times are those of the checking runs: comparable only on one machine, and where the lines are "
+                   "the same.", hasTrend, dkv_writeTrend, f);
     writeDerived(f);
     writeProvenance(g, command, f);
     fputs("</main></body></html>\n", f);

@@ -1,15 +1,14 @@
 #include "report_md.h"
 
 #include <cjson/cJSON.h>
-#include <errno.h>
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../data/fields.h"
 #include "../ref/problem.h"
-#include "../ref/row.h"
+#include "../ref/tensors.h"
+#include "report_text.h"
 
 static dkv_report_row *findRow(dkv_report *r, const char *kernel, const char *mask, const char *dtype,
                                const char *tensor) {
@@ -32,11 +31,17 @@ static dkv_report_row *findRow(dkv_report *r, const char *kernel, const char *ma
     return w;
 }
 
+static bool isTensor(const char *name) {
+    bool is = false;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) is |= strcmp(dkv_tensorName((dkv_tensor_id)id), name) == 0;
+    return is;
+}
+
 static int addTensors(dkv_report *r, const cJSON *o, const dkv_problem *p) {
     const cJSON *t;
     const cJSON *tensors = cJSON_GetObjectItemCaseSensitive(o, "tensors");
     cJSON_ArrayForEach(t, tensors) {
-        if (!t->string || !cJSON_IsObject(t)) continue; /* a list, or a number: not ours */
+        if (!t->string || !isTensor(t->string) || !cJSON_IsObject(t)) continue; /* not ours */
         double ratio = dkv_numberOf(t, "max_bound_ratio", 0), rms = dkv_numberOf(t, "twin_rms", NAN);
         dkv_report_row *w =
             findRow(r, dkv_textOf(o, "kernel"), dkv_maskName(p->mask), dkv_dtypeName(p->dtype), t->string);
@@ -52,10 +57,12 @@ static int addTensors(dkv_report *r, const cJSON *o, const dkv_problem *p) {
 }
 
 static int addCase(dkv_report *r, const cJSON *o) {
-    dkv_report_case *cases = realloc(r->cases, (size_t)(r->n_cases + 1) * sizeof *cases);
-    if (!cases) return -1;
-    r->cases = cases;
-    dkv_report_case *c = &cases[r->n_cases];
+    if (r->n_cases == DKV_REPORT_CASES) {
+        r->cases_left_out++;
+        return 0;
+    }
+    if (!r->cases && !(r->cases = calloc(DKV_REPORT_CASES, sizeof *r->cases))) return -1;
+    dkv_report_case *c = &r->cases[r->n_cases];
     c->line = strdup(dkv_textOf(o, "line"));
     c->kernel = strdup(dkv_textOf(o, "kernel"));
     c->status = strdup(dkv_textOf(o, "status"));
@@ -97,25 +104,6 @@ int dkv_addReport(dkv_report *r, const char *json, dkv_err *err) {
     return rc;
 }
 
-int dkv_readReport(dkv_report *r, const char *path, dkv_err *err) {
-    char *row = NULL;
-    size_t room = 0, n = 0;
-    long number = 0;
-    int rc = 0;
-    dkv_err why = {0};
-    FILE *f = fopen(path, "r");
-    if (!f) return dkv_fail(err, DKV_EUSER, "cannot read '%s': %s", path, strerror(errno));
-    for (n = 1; !rc && n;) {
-        number++;
-        rc = dkv_readRow(f, &row, &room, &n, &why);
-        if (!rc && n && row[strspn(row, " \t\r\n")]) rc = dkv_addReport(r, row, &why);
-        if (rc) dkv_fail(err, (dkv_code)rc, "%s:%ld: %s", path, number, why.text);
-    }
-    free(row);
-    fclose(f);
-    return rc;
-}
-
 void dkv_freeReport(dkv_report *r) {
     for (long i = 0; i < r->n_cases; i++) {
         dkv_report_case *c = &r->cases[i];
@@ -144,8 +132,12 @@ static int byName(const void *a, const void *b) {
     return d;
 }
 
-/* The last n characters: where paths differ. */
-static const char *endOf(const char *s, size_t n) { return strlen(s) > n ? s + strlen(s) - n : s; }
+/* The last characters, where paths differ, in `width` columns. */
+static void writeEnd(FILE *f, const char *s, size_t width) {
+    size_t n = strlen(s);
+    for (size_t i = n > width ? n - width : 0; i < n; i++) fputc((unsigned char)s[i] < 32 || (unsigned char)s[i] > 126 ? '?' : s[i], f);
+    fprintf(f, "%*s", (int)(n < width ? width - n : 0), "");
+}
 
 void dkv_writeReportTable(const dkv_report *r, FILE *f, bool markdown) {
     if (r->n_rows == 0) return;
@@ -165,78 +157,31 @@ void dkv_writeReportTable(const dkv_report *r, FILE *f, bool markdown) {
         char rms[40] = "-", bad[24] = "";
         if (isfinite(w->most_rms)) snprintf(rms, sizeof rms, "%.2f .. %.2f", w->least_rms, w->most_rms);
         if (w->defects) snprintf(bad, sizeof bad, "%ld", w->defects);
-        fprintf(f,
-                markdown ? "| %s | %s | %s | %s | %ld | %.3f | %s | %s |\n"
-                         : "%-14.14s %-7s %-5s %-6s %5ld  %15.3f  %16s  %7s\n",
-                markdown ? w->kernel : endOf(w->kernel, 14), w->mask, w->dtype, w->tensor, w->cases, w->max_ratio, rms, bad);
+        if (markdown) fputs("| ", f);
+        if (markdown) dkv_markText(f, w->kernel, 0);
+        else writeEnd(f, w->kernel, 14);
+        fprintf(f, markdown ? " | %s | %s | %s | %ld | %.3f | %s | %s |\n" : " %-7s %-5s %-6s %5ld  %15.3f  %16s  %7s\n",
+                w->mask, w->dtype, w->tensor, w->cases, w->max_ratio, rms, bad);
     }
     free(rows);
 }
 
-static bool isRefused(const dkv_report_case *c) { return strcmp(c->status, "UNSUPPORTED") == 0; }
-
-static bool isSameRefusal(const dkv_report_case *a, const dkv_report_case *b) {
-    return isRefused(a) && isRefused(b) && strcmp(a->why, b->why) == 0 && strcmp(a->kernel, b->kernel) == 0;
-}
-
-/* Refusals are told by reason, with the first line of each. */
-static void writeRefusals(const dkv_report *r, FILE *f) {
-    const char *before = "\n## What was refused\n\n";
-    for (long i = 0, n; i < r->n_cases; i++) {
-        const dkv_report_case *c = &r->cases[i];
-        for (n = 0; n < i && !isSameRefusal(&r->cases[n], c); n++) continue;
-        if (!isRefused(c) || n < i) continue;
-        long count = 0;
-        for (long k = i; k < r->n_cases; k++) count += isSameRefusal(&r->cases[k], c);
-        fprintf(f, "%s- %ld by %s: %s; first `%s`\n", before, count, c->kernel, c->why, c->line);
-        before = "";
-    }
-}
-
-static void writeCases(const dkv_report *r, FILE *f) {
-    const char *before = "\n## What did not pass\n";
-    for (long i = 0; i < r->n_cases; i++) {
-        const dkv_report_case *c = &r->cases[i];
-        if (isRefused(c)) continue;
-        fputs(before, f);
-        before = "";
-        fprintf(f, "\n- **%s** `%s`: %s\n\n      %s\n", c->status, c->line, c->why, c->replay);
-    }
-}
-
-static void writePower(const dkv_report *r, FILE *f) {
-    if (r->power.cases == 0) return;
-    fprintf(f, "\n## Power\n\nThe smallest fault that would have been seen: ");
-    dkv_writePowerWords(&r->power, f);
-    fprintf(f, ".\n\nCheap faults applied to the truth itself, by stratum (tensor, region, tokens that a segment sees and "
-               "has): caught by how many of the cases where it could be, largest error over its bound. Empty: it cannot be "
-               "there.\n\n");
-    dkv_writePowerTable(&r->power, f);
-    if (dkv_countBlind(&r->power)) {
-        fprintf(f, "\n**INCONCLUSIVE** in these strata:\n\n");
-        dkv_writeBlind(&r->power, f, "- ", INT_MAX);
-    }
-}
-
-int dkv_writeReportPage(const dkv_report *r, const char *path, dkv_err *err) {
-    FILE *f = fopen(path, "w");
-    if (!f) return dkv_fail(err, DKV_EUSER, "cannot write '%s': %s", path, strerror(errno));
-    fprintf(f,
-            "# Equivalence report\n\n%ld cases on %s; commit %s, input generator %s; %.1f s of checking.\n\n",
-            r->total, r->device[0] ? r->device : "an unnamed device", r->commit, r->generator, r->seconds);
-    for (int i = 0; i < r->n_statuses; i++)
-        fprintf(f, "%s%ld %s", i ? ", " : "", r->counts[i], r->statuses[i]);
-    fprintf(f, ".\n\nWorst err/bound: 1 is all that the declared arithmetic's rounding can explain. Residual "
-               "to twin: rms of "
-               "(result - predicted) over its predicted size, about 1 for a kernel that rounds as it "
-               "declares; lower is "
-               "more precise.\n\n");
-    dkv_writeReportTable(r, f, true);
-    writePower(r, f);
-    writeCases(r, f);
-    writeRefusals(r, f);
-    int bad = ferror(f);
-    if (fclose(f) != 0 || bad)
-        return dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", path, strerror(errno));
+int dkv_tableOf(const dkv_gather *g, dkv_report *r) {
+    for (int i = 0; i < g->n_kernels; i++)
+        for (int m = 0; m < DKV_GATHER_MASKS; m++)
+            for (int d = 0; d < DKV_GATHER_DTYPES; d++)
+                for (int t = 0; t < DKV_N_OUTPUTS; t++) {
+                    const dkv_gather_row *from = &g->kernels[i]->rows[m][d][t];
+                    dkv_report_row *w = from->cases ? findRow(r, g->kernels[i]->name, dkv_maskName((dualkv_mask_kind)m),
+                                                              dkv_dtypeName((dualkv_dtype)d), dkv_tensorName((dkv_tensor_id)t))
+                                                    : NULL;
+                    if (!w && from->cases) return -1;
+                    if (!w) continue;
+                    w->cases += from->cases;
+                    w->defects += from->outside;
+                    if (from->max_ratio > w->max_ratio) w->max_ratio = from->max_ratio;
+                    if (!(from->least_rms >= w->least_rms)) w->least_rms = from->least_rms;
+                    if (!(from->most_rms <= w->most_rms)) w->most_rms = from->most_rms;
+                }
     return 0;
 }

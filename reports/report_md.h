@@ -1,4 +1,4 @@
-/* report_md.h: tables from records (JSON Lines), for a terminal and as Markdown. Reads records only. */
+/* report_md.h: the table by mask, dtype and tensor, from records one at a time: for a terminal and as Markdown. */
 #ifndef DKV_REPORT_MD_H
 #define DKV_REPORT_MD_H
 
@@ -6,7 +6,9 @@
 #include <stdio.h>
 
 #include "../ref/dkv_err.h"
-#include "report_power.h"
+#include "report_gather.h"
+
+enum { DKV_REPORT_CASES = 2000 }; /* that did not pass; further ones are counted */
 
 /* One row: a mask, a dtype, a tensor. */
 typedef struct dkv_report_row {
@@ -24,7 +26,7 @@ typedef struct dkv_report {
     dkv_report_row *rows;
     int n_rows;
     dkv_report_case *cases;
-    long n_cases, total;
+    long n_cases, cases_left_out, total;
     long counts[32];
     char statuses[32][24];
     int n_statuses;
@@ -35,12 +37,11 @@ typedef struct dkv_report {
 
 /* Adds one record. DKV_EUSER where it is not one. */
 int dkv_addReport(dkv_report *r, const char *json, dkv_err *err);
-int dkv_readReport(dkv_report *r, const char *path, dkv_err *err);
+/* Adds the rows of what was gathered. -1: out of memory. */
+int dkv_tableOf(const dkv_gather *g, dkv_report *r);
 void dkv_freeReport(dkv_report *r);
 
 /* The table by mask, dtype and tensor: worst err/bound, range of the twin's rms z, cases. */
 void dkv_writeReportTable(const dkv_report *r, FILE *f, bool markdown);
-/* The whole page: what was run where, counts, table, what did not pass with its replay command. */
-int dkv_writeReportPage(const dkv_report *r, const char *path, dkv_err *err);
 
 #endif

@@ -5,12 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "report_text.h"
+
 #define COLUMNS 16 /* faults of a table */
 
 static double numberOf(const cJSON *x) {
     if (cJSON_IsNumber(x)) return x->valuedouble;
     const char *s = cJSON_GetStringValue(x);
     return s && strcmp(s, "inf") == 0 ? INFINITY : NAN;
+}
+
+/* Names are ours: what holds anything else is not one. */
+static bool isName(const char *s, size_t most) {
+    static const char usual[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-_. ";
+    return s && s[0] && strlen(s) <= most && s[strspn(s, usual)] == 0;
 }
 
 static dkv_power_row *findRow(dkv_power_table *t, const char *kernel, const char *stratum, const char *fault) {
@@ -54,7 +62,7 @@ int dkv_addPowerRecord(dkv_power_table *t, const cJSON *record) {
     cJSON_ArrayForEach(stratum, cJSON_GetObjectItemCaseSensitive(power, "strata")) {
         cJSON_ArrayForEach(fault, stratum) {
             double ratio = numberOf(fault);
-            if (!stratum->string || !fault->string || strlen(stratum->string) > 31 || strlen(fault->string) > 15) continue;
+            if (!isName(stratum->string, 31) || !isName(fault->string, 15)) continue;
             dkv_power_row *w = findRow(t, kernel, stratum->string, fault->string);
             if (!w && t->n_rows == DKV_POWER_ROWS) continue;
             if (!w) return -1;
@@ -133,6 +141,23 @@ void dkv_writeBlind(const dkv_power_table *t, FILE *f, const char *before, int m
     free(rows);
 }
 
+void dkv_markBlind(const dkv_power_table *t, FILE *f, int most) {
+    dkv_power_row *rows = dkv_sortPowerRows(t);
+    int told = 0;
+    for (int i = 0, end; rows && i < t->n_rows; i = end) {
+        int n = 0;
+        for (end = i; end < t->n_rows && isSame(&rows[end], &rows[i]); end++) {
+            if (rows[end].caught || (n == 0 && told >= most)) continue;
+            if (n++) fprintf(f, ", %s", rows[end].fault);
+            else fprintf(f, "- %s: no case would have seen %s", rows[i].stratum, rows[end].fault);
+        }
+        if (n) fputs("\n", f);
+        told += n > 0;
+    }
+    if (told < dkv_countBlind(t)) fprintf(f, "- and %d more\n", dkv_countBlind(t) - told);
+    free(rows);
+}
+
 void dkv_writePowerWords(const dkv_power_table *t, FILE *f) {
     const char *between = "";
     if (t->longest > 0) {
@@ -169,7 +194,9 @@ void dkv_writePowerTable(const dkv_power_table *t, FILE *f) {
     for (int k = 0; k < n; k++) fprintf(f, "---|");
     for (int i = 0, end; i < t->n_rows; i = end) {
         for (end = i; end < t->n_rows && isSame(&rows[end], &rows[i]); end++) continue;
-        fprintf(f, "\n| %s | %s |", rows[i].kernel, rows[i].stratum);
+        fputs("\n| ", f);
+        dkv_markText(f, rows[i].kernel, 0);
+        fprintf(f, " | %s |", rows[i].stratum);
         for (int k = 0; k < n; k++) {
             const dkv_power_row *w = NULL;
             for (int e = i; e < end; e++)

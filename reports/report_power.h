@@ -32,6 +32,8 @@ dkv_power_row *dkv_sortPowerRows(const dkv_power_table *t);
 int dkv_countBlind(const dkv_power_table *t);
 /* One line each, `most` at most: "O response 17-64: no case would have seen first-key, scale". */
 void dkv_writeBlind(const dkv_power_table *t, FILE *f, const char *before, int most);
+/* The same as a list of Markdown, names escaped; what is left out is counted. */
+void dkv_markBlind(const dkv_power_table *t, FILE *f, int most);
 /* "one lost key up to length 330; a scale error of 3e-06; a dK gain of 2e-04" */
 void dkv_writePowerWords(const dkv_power_table *t, FILE *f);
 /* Markdown: stratum x fault -> caught by how many of how many cases, best ratio. */

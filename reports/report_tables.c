@@ -234,6 +234,8 @@ static void writeFailure(const dkv_gather_case *c, FILE *f) {
     dkv_writeText(f, c->line, 0);
     fputs("</code><br>", f);
     dkv_writeText(f, c->why[0] ? c->why : "no reason given", 0);
+    if (c->waived[0]) fputs("<br>Waived: ", f);
+    dkv_writeText(f, c->waived, 0);
     if (c->replay[0]) fputs("<pre>", f);
     dkv_writeText(f, c->replay, 0);
     if (c->replay[0]) fputs("</pre>", f);
@@ -271,19 +273,32 @@ static void writeRate(const dkv_gather_bench *b, int back, FILE *f) {
     else fputs("<td class=\"gap\">not known</td>", f);
 }
 
+static int byLine(const void *x, const void *y) {
+    const dkv_gather_bench *a = *(const dkv_gather_bench *const *)x, *b = *(const dkv_gather_bench *const *)y;
+    int d = strcmp(a->line, b->line);
+    if (!d) d = strcmp(a->kernel, b->kernel);
+    if (!d) d = strcmp(a->started, b->started);
+    return d ? d : (a > b) - (a < b);
+}
+
 void dkv_writeBench(const dkv_gather *g, FILE *f) {
-    static const char *const head[] = {"line", "kernel", "device", "forward", "of the roofline", "backward", "of the roofline",
-                                       "peak memory"};
-    dkv_beginTable(f, "Throughput, useful FLOPs only, beside the device's roofline", NULL);
-    writeHead(f, head, 8);
+    static const char *const head[] = {"line", "kernel", "device", "commit", "forward", "of the roofline", "backward",
+                                       "of the roofline", "peak memory"};
+    const dkv_gather_bench *order[DKV_GATHER_BENCH];
+    for (int i = 0; i < g->n_bench; i++) order[i] = &g->bench[i];
+    qsort(order, (size_t)g->n_bench, sizeof *order, byLine);
+    dkv_beginTable(f, "Throughput, useful FLOPs only, beside the device's roofline; of one line and kernel the oldest first", NULL);
+    writeHead(f, head, 9);
     for (int i = 0; i < g->n_bench; i++) {
-        const dkv_gather_bench *b = &g->bench[i];
+        const dkv_gather_bench *b = order[i];
         fputs("<tr><th scope=\"row\"><code>", f);
         dkv_writeText(f, b->line, 200);
         fputs("</code></th><td>", f);
         dkv_writeText(f, b->kernel, 60);
         fputs("</td><td>", f);
         dkv_writeText(f, b->device, 60);
+        fputs("</td><td>", f);
+        dkv_writeText(f, b->commit, 20);
         fputs("</td>", f);
         for (int back = 0; back < 2; back++) writeRate(b, back, f);
         fprintf(f, "<td>%.2f GiB</td></tr>\n", b->peak_bytes / 1073741824.0);

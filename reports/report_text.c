@@ -1,6 +1,7 @@
 #include "report_text.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 /* Length of the UTF-8 character at s (Unicode, table 3-7), 0 where there is none; *code its number. */
@@ -20,7 +21,21 @@ static int isHidden(unsigned c) {
            (c >= 0x2028 && c <= 0x202e) || (c >= 0x2060 && c <= 0x2069) || c == 0xfeff || (c & 0xfffe) == 0xfffe;
 }
 
-void dkv_writeText(FILE *f, const char *text, size_t most) {
+/* One character of n bytes; markdown: or of HTML. */
+static void writeCharacter(FILE *f, const unsigned char *s, int n, unsigned code, bool markdown) {
+    if (n == 0 || isHidden(code)) fputs("\xef\xbf\xbd", f);
+    else if (code == '&') fputs("&amp;", f);
+    else if (code == '<') fputs("&lt;", f);
+    else if (code == '>') fputs("&gt;", f);
+    else if (markdown && code == '@') fputs("&#64;", f);
+    else if (markdown && (code == '\n' || code == '\t')) fputc(' ', f);
+    else if (markdown && code < 0x80 && strchr("`*_[]|\\~#!$", (int)code)) fprintf(f, "\\%c", (int)code);
+    else if (!markdown && code == '"') fputs("&quot;", f);
+    else if (!markdown && code == '\'') fputs("&#39;", f);
+    else fwrite(s, 1, (size_t)n, f);
+}
+
+static void writeEscaped(FILE *f, const char *text, size_t most, bool markdown) {
     const unsigned char *s = (const unsigned char *)text;
     for (unsigned code; *s;) {
         if (most && (size_t)(s - (const unsigned char *)text) >= most) {
@@ -28,16 +43,13 @@ void dkv_writeText(FILE *f, const char *text, size_t most) {
             return;
         }
         int n = readCharacter(s, &code);
-        if (n == 0 || isHidden(code)) fputs("\xef\xbf\xbd", f);
-        else if (code == '&') fputs("&amp;", f);
-        else if (code == '<') fputs("&lt;", f);
-        else if (code == '>') fputs("&gt;", f);
-        else if (code == '"') fputs("&quot;", f);
-        else if (code == '\'') fputs("&#39;", f);
-        else fwrite(s, 1, (size_t)n, f);
+        writeCharacter(f, s, n, code, markdown);
         s += n ? n : 1;
     }
 }
+
+void dkv_writeText(FILE *f, const char *s, size_t most) { writeEscaped(f, s, most, false); }
+void dkv_markText(FILE *f, const char *s, size_t most) { writeEscaped(f, s, most, true); }
 
 void dkv_writeCount(FILE *f, long n, const char *one, const char *many) { fprintf(f, "%ld %s", n, n == 1 ? one : many); }
 

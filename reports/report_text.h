@@ -1,4 +1,4 @@
-/* report_text.h: text from outside, as HTML or SVG may hold it. */
+/* report_text.h: text from outside, as HTML, SVG or Markdown may hold it. */
 #ifndef DKV_REPORT_TEXT_H
 #define DKV_REPORT_TEXT_H
 
@@ -8,6 +8,8 @@
  * no UTF-8, control characters and those that turn the direction of text become U+FFFD. At most `most` bytes of s, then
  * "…"; 0: all. */
 void dkv_writeText(FILE *f, const char *s, size_t most);
+/* The same for Markdown, on one line: a backslash before what would be markup, no mention of anybody. */
+void dkv_markText(FILE *f, const char *s, size_t most);
 /* "12 cases", "1 case" */
 void dkv_writeCount(FILE *f, long n, const char *one, const char *many);
 /* x to three figures; "∞", "–" where it is none. */

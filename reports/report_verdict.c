@@ -6,20 +6,18 @@
 #include "report_tables.h"
 #include "report_text.h"
 
-typedef struct verdict {
-    long defects, unsure, harness, judged;
-    int blind;
-} verdict;
-
-static verdict sumUp(const dkv_gather_kernel *k) {
-    verdict v = {.unsure = k->counts[DKV_ST_INCONCLUSIVE], .harness = k->counts[DKV_ST_HARNESS_ERROR], .judged = k->judged};
+dkv_verdict dkv_sumUp(const dkv_gather_kernel *k) {
+    dkv_verdict v = {.unsure = k->counts[DKV_ST_INCONCLUSIVE], .harness = k->counts[DKV_ST_HARNESS_ERROR], .judged = k->judged};
     for (int s = 0; s < DKV_ST_N; s++) v.defects += dkv_statusRow((dkv_status)s)->defect ? k->counts[s] : 0;
+    v.waived = k->waived;
+    v.defects -= v.waived;
     v.blind = dkv_writeBlindStrata(k, NULL);
     return v;
 }
 
-static const char *wordOf(const verdict *v) {
+static const char *wordOf(const dkv_verdict *v) {
     if (v->defects) return "Not equivalent";
+    if (v->waived) return "Known defects only";
     if (v->judged == 0) return "Nothing was judged";
     if (v->harness) return "Not shown";
     if (v->unsure || v->blind) return "Inconclusive";
@@ -27,7 +25,7 @@ static const char *wordOf(const verdict *v) {
 }
 
 const char *dkv_verdictWord(const dkv_gather_kernel *k) {
-    verdict v = sumUp(k);
+    dkv_verdict v = dkv_sumUp(k);
     return wordOf(&v);
 }
 
@@ -50,24 +48,30 @@ static void writeStatuses(const dkv_gather_kernel *k, bool defects, FILE *f) {
     }
 }
 
-static const dkv_gather_case *firstDefect(const dkv_gather_kernel *k) {
+const dkv_gather_case *dkv_firstDefect(const dkv_gather_kernel *k) {
     for (int i = 0; i < k->n_cases; i++)
-        if (dkv_statusRow(k->cases[i].status)->defect) return &k->cases[i];
+        if (dkv_statusRow(k->cases[i].status)->defect && !k->cases[i].waived[0]) return &k->cases[i];
     return NULL;
 }
 
-static void writeSentence(const dkv_gather_kernel *k, const verdict *v, FILE *f) {
-    const dkv_gather_case *c = firstDefect(k);
+static void writeSentence(const dkv_gather_kernel *k, const dkv_verdict *v, FILE *f) {
+    const dkv_gather_case *c = dkv_firstDefect(k);
     long ran = k->total - k->counts[DKV_ST_UNSUPPORTED];
     fprintf(f, "<p class=\"verdict\"><strong>%s.</strong> ", wordOf(v));
     if (v->defects) {
-        fprintf(f, "A defect in %ld of ", v->defects);
+        fprintf(f, "A defect in %ld of ", v->defects + v->waived);
         dkv_writeCount(f, ran, "case that ran (", "cases that ran (");
         writeStatuses(k, true, f);
         fputs(").", f);
         if (c && c->why[0]) fputs(" The first: ", f);
         if (c) dkv_writeText(f, c->why, 300);
         if (c && c->why[0]) fputs(".", f);
+        if (v->waived) fprintf(f, " Waivers excuse %ld of them.", v->waived);
+    } else if (v->waived) {
+        fprintf(f, "A defect in %ld of ", v->waived);
+        dkv_writeCount(f, ran, "case that ran (", "cases that ran (");
+        writeStatuses(k, true, f);
+        fputs("), each of them excused by a waiver for a while: known, not mended.", f);
     } else if (v->judged == 0) {
         fputs("No case ended with outputs to judge: ", f);
         writeStatuses(k, false, f);
@@ -157,7 +161,7 @@ static void writePower(const dkv_gather_kernel *k, FILE *f) {
                "</dd>\n", k->power.cases);
 }
 
-static void writeUnchecked(const dkv_gather_kernel *k, const verdict *v, FILE *f) {
+static void writeUnchecked(const dkv_gather_kernel *k, const dkv_verdict *v, FILE *f) {
     bool masks[DKV_GATHER_MASKS] = {false}, dtypes[DKV_GATHER_DTYPES] = {false}, features[DKV_GATHER_FEATURES];
     findJudged(k, masks, dtypes);
     masks[DUALKV_BIDIR] = true; /* inadmissible: not asked for */
@@ -179,18 +183,22 @@ static void writeUnchecked(const dkv_gather_kernel *k, const verdict *v, FILE *f
         dkv_writeWords(&k->not_judged, true, f);
         fputs("</li>\n", f);
     }
+    if (v->waived) {
+        fprintf(f, "<li>Waivers excuse %ld defects: ", v->waived);
+        dkv_writeWords(&k->waivers, true, f);
+        fputs("</li>\n", f);
+    } else fputs("<li>No waiver excuses anything in these records.</li>\n", f);
     fputs("<li>", f);
     writeNames(f, "No judged case has: mask ", masks, DKV_GATHER_MASKS, false, maskName);
     writeNames(f, "No judged case has: type ", dtypes, DKV_GATHER_DTYPES, false, dtypeName);
     writeNames(f, "No judged case has: ", features, DKV_GATHER_FEATURES, false, dkv_gatherFeature);
     fputs("Combinations without a case are listed <a href=\"#coverage\">below</a>.</li>\n"
-          "<li>Waivers excuse nothing on this page: records do not hold them, and a waived defect is shown as a defect.</li>\n"
           "<li>Every problem that is not among these lines: this is evidence, not a formal proof.</li>\n</ul></dd>\n", f);
 }
 
 void dkv_writeVerdict(const dkv_gather_kernel *k, FILE *f) {
-    verdict v = sumUp(k);
-    bool good = v.judged && !v.defects && !v.unsure && !v.harness && !v.blind;
+    dkv_verdict v = dkv_sumUp(k);
+    bool good = v.judged && !v.defects && !v.waived && !v.unsure && !v.harness && !v.blind;
     fprintf(f, "<section class=\"%s\"><h2>", v.defects ? "no" : good ? "yes" : "unsure");
     dkv_writeText(f, k->name, 120);
     fputs("</h2>\n", f);

@@ -4,6 +4,14 @@
 
 #include "report_gather.h"
 
+typedef struct dkv_verdict {
+    long defects, waived, unsure, harness, judged; /* cases; defects: those that no waiver excuses */
+    int blind;                                     /* strata in which some small fault would not have been seen */
+} dkv_verdict;
+
+dkv_verdict dkv_sumUp(const dkv_gather_kernel *k);
+/* The first that no waiver excuses, or NULL. */
+const dkv_gather_case *dkv_firstDefect(const dkv_gather_kernel *k);
 void dkv_writeVerdict(const dkv_gather_kernel *k, FILE *f);
 /* The verdict in two or three words. */
 const char *dkv_verdictWord(const dkv_gather_kernel *k);

@@ -6,21 +6,28 @@
 #include "../data/sha256.h"
 #include "../reports/report_html.h"
 #include "../reports/report_md.h"
+#include "../reports/report_page.h"
 #include "cli.h"
+#include "record.h"
 #include "status.h"
 
-/* The command that makes the page again, malloc'ed. */
+static void writeWord(FILE *f, const char *option, const char *word) {
+    char *quoted = malloc(4 * 4096);
+    if (quoted) dkv_quoteWord(word, quoted, 4 * 4096);
+    fprintf(f, "%s %s", option, quoted ? quoted : "?");
+    free(quoted);
+}
+
+/* The command that makes the pages again, malloc'ed. */
 static char *commandOf(const dkv_cli *cli) {
     char *text = NULL;
     size_t n = 0;
     FILE *f = open_memstream(&text, &n);
     if (!f) return NULL;
-    fprintf(f, "dualkv report --html ");
-    for (int i = -1; i < cli->n_words; i++) {
-        char word[4 * 4096];
-        dkv_quoteWord(i < 0 ? cli->html : cli->words[i], word, sizeof word);
-        fprintf(f, "%s%s", i < 0 ? "" : " ", word);
-    }
+    fprintf(f, "dualkv report");
+    if (cli->html) writeWord(f, " --html", cli->html);
+    if (cli->markdown) writeWord(f, " --markdown", cli->markdown);
+    for (int i = 0; i < cli->n_words; i++) writeWord(f, "", cli->words[i]);
     if (fclose(f) == 0) return text;
     free(text);
     return NULL;
@@ -38,42 +45,44 @@ static int gatherFile(dkv_gather *g, const char *path, dkv_err *err) {
     return dkv_gatherFile(g, path, hash, err);
 }
 
-static int writeHtml(const dkv_cli *cli, dkv_err *err) {
-    dkv_gather g = {0};
-    char *command = commandOf(cli);
-    int rc = command ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory for a command");
-    long records = 0, bad = 0;
-    for (int i = 0; i < cli->n_words && !rc; i++) rc = gatherFile(&g, cli->words[i], err);
-    for (int i = 0; i < g.n_files; i++) {
-        records += g.files[i].records;
-        bad += g.files[i].bad;
-    }
-    if (!rc && records == 0) rc = dkv_fail(err, DKV_EHARNESS, "report: no record in what was given");
-    if (!rc) rc = dkv_writeHtml(&g, cli->html, command, err);
-    if (!rc && bad) fprintf(stderr, "dualkv: report: %ld lines were no records and were skipped (%s says which)\n", bad, cli->html);
-    dkv_freeGather(&g);
-    free(command);
-    return rc;
-}
-
-/* A table on stdout, or a page of Markdown. */
-static int writeTables(const dkv_cli *cli, dkv_err *err) {
+static int writeTable(const dkv_gather *g, dkv_err *err) {
     dkv_report r = {0};
-    int rc = 0;
-    for (int i = 0; i < cli->n_words && !rc; i++) rc = dkv_readReport(&r, cli->words[i], err);
-    if (!rc && r.total == 0) rc = dkv_fail(err, DKV_EHARNESS, "report: no record in what was given");
-    if (!rc && cli->markdown) rc = dkv_writeReportPage(&r, cli->markdown, err);
-    else if (!rc) dkv_writeReportTable(&r, stdout, false);
+    int rc = dkv_tableOf(g, &r) ? dkv_fail(err, DKV_EHARNESS, "out of memory for a table") : 0;
+    if (!rc) dkv_writeReportTable(&r, stdout, false);
     dkv_freeReport(&r);
     return rc;
 }
 
+/* What was skipped, and where: on stderr, so that it is seen whatever is written. */
+static void saySkipped(const dkv_gather *g) {
+    for (int i = 0; i < g->n_files; i++) {
+        const dkv_gather_file *f = &g->files[i];
+        if (f->cut) fprintf(stderr, "dualkv: report: '%s' was not read beyond line %ld\n", f->path, f->lines);
+        if (!f->bad) continue;
+        fprintf(stderr, "dualkv: report: %s: %ld %s skipped:", f->path, f->bad, f->bad == 1 ? "line was no record and was" : "lines were no records and were");
+        for (long b = 0; b < f->bad && b < 10; b++) fprintf(stderr, " %ld", f->bad_lines[b]);
+        fprintf(stderr, f->bad > 10 ? " ...\n" : "\n");
+    }
+}
+
 int dkv_cmdReport(const dkv_cli *cli) {
+    dkv_gather g = {0};
     dkv_err err = {0};
     int rc = 0;
+    long records = 0;
+    char *command = commandOf(cli);
     if (cli->n_words == 0)
         rc = dkv_fail(&err, DKV_EUSER, "report: which records? (a file that --json wrote)");
-    if (!rc && cli->html) rc = writeHtml(cli, &err);
-    if (!rc && (cli->markdown || !cli->html)) rc = writeTables(cli, &err);
+    else if (!command)
+        rc = dkv_fail(&err, DKV_EHARNESS, "out of memory for a command");
+    for (int i = 0; i < cli->n_words && !rc; i++) rc = gatherFile(&g, cli->words[i], &err);
+    for (int i = 0; i < g.n_files; i++) records += g.files[i].records;
+    if (!rc) saySkipped(&g);
+    if (!rc && records == 0) rc = dkv_fail(&err, DKV_EHARNESS, "report: no record in what was given");
+    if (!rc && cli->html) rc = dkv_writeHtml(&g, cli->html, command, &err);
+    if (!rc && cli->markdown) rc = dkv_writePage(&g, cli->markdown, command, &err);
+    if (!rc && !cli->html && !cli->markdown) rc = writeTable(&g, &err);
+    dkv_freeGather(&g);
+    free(command);
     return rc ? dkv_complain(&err) : DKV_EXIT_OK;
 }
