@@ -1,16 +1,260 @@
+/* Ranks the guesses: classes, pairs, what is claimed. See explain.h. */
 #include "explain.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-int dkv_explain(const dkv_explain_in *in, dkv_hypothesis *out, int cap, dkv_err *err) {
-    if (!in || !in->p || !in->got || !in->oracle || cap < 1) {
-        dkv_fail(err, DKV_EHARNESS, "explain: nothing to explain");
-        return -1;
+#include "../ref/dtype.h"
+#include "hypothes.h"
+
+#define BEST         3    /* guesses of a stage that are paired */
+#define SECOND_FROM  0.5  /* a first step that explains less is no first step */
+#define LEAST_MARGIN 0.02 /* of the key, between the first class and the second */
+#define LEAST_BITS   16.0 /* information that tells some hundreds of hypotheses apart, with room */
+#define BITS_EACH    12.0 /* more for each number fitted and each further hypothesis */
+#define LEAST_BAD    4    /* wrong elements, and as many for each number fitted */
+#define CLASSES_MAX  32
+
+static int compareKeys(const void *x, const void *y) {
+    const dkv_guess *a = x, *b = y;
+    const double ka = a->key + 1e-6 * a->parameters, kb = b->key + 1e-6 * b->parameters;
+    return ka < kb ? -1 : ka > kb ? 1 : a->order - b->order;
+}
+
+static void sortGuesses(dkv_inquiry *q) { qsort(q->guess, (size_t)q->n_guesses, sizeof *q->guess, compareKeys); }
+
+/* ---- two hypotheses ---- */
+
+/* What a guess leaves of one stage, right tensors that it puts wrong included. */
+static double leftOf(const dkv_inquiry *q, const dkv_guess *g, int32_t parts) {
+    double left = 0;
+    int wrong = 0;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        if (!(parts >> id & 1)) continue;
+        left += g->left[id];
+        wrong += q->wrong[id];
     }
+    return left / (wrong ? wrong : 1);
+}
+
+static void bestOf(const dkv_inquiry *q, int32_t parts, int best[BEST]) {
+    for (int i = 0; i < BEST; i++) best[i] = -1;
+    for (int g = 0; g < q->n_guesses; g++) {
+        if (!q->guess[g].whole) continue;
+        bool twin = false;
+        for (int i = 0; i < BEST && best[i] >= 0; i++)
+            twin |= leftOf(q, &q->guess[best[i]], parts) == leftOf(q, &q->guess[g], parts) && q->guess[best[i]].fine[0] == q->guess[g].fine[0];
+        if (twin) continue;
+        int at = BEST;
+        while (at > 0 && (best[at - 1] < 0 || leftOf(q, &q->guess[g], parts) < leftOf(q, &q->guess[best[at - 1]], parts))) at--;
+        if (at == BEST) continue;
+        memmove(best + at + 1, best + at, (size_t)(BEST - 1 - at) * sizeof *best);
+        best[at] = g;
+    }
+}
+
+/* a's change on top of b's. */
+static void addChanges(dkv_inquiry *q, const dkv_guess *a, int32_t of_a, const dkv_guess *b, int32_t of_b) {
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        double *to = dkv_outputAt(&q->work.out, (dkv_tensor_id)id);
+        for (int64_t i = 0; i < q->n[id]; i++) {
+            const double clean = q->clean[id][i], x = of_a >> id & 1 ? dkv_guessAt(q, a, id, i) : clean;
+            const double y = of_b >> id & 1 ? dkv_guessAt(q, b, id, i) : clean;
+            to[i] = x == clean ? y : y == clean ? x : x + (y - clean);
+        }
+    }
+    memset(&q->work.damage, 0, sizeof q->work.damage);
+    q->work.damage.outside = a->damage.outside + b->damage.outside;
+    q->work.damage.mutated = a->damage.mutated + b->damage.mutated;
+}
+
+/* Keeps the new pair only where it explains more than its parts. */
+static int addPair(dkv_inquiry *q, int a, int32_t of_a, int b, int32_t of_b, double least, dkv_err *err) {
+    char name[96], doc[300];
+    addChanges(q, &q->guess[a], of_a, &q->guess[b], of_b);
+    snprintf(name, sizeof name, "%.44s and %.44s", q->guess[a].name, q->guess[b].name);
+    snprintf(doc, sizeof doc, "%.140s; and %.140s", q->guess[a].doc, q->guess[b].doc);
+    dkv_guess *g = dkv_addGuess(q, "pair", name, doc, DKV_ALL_PARTS, &q->work);
+    if (!g) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+    g->parameters = 1 + q->guess[a].parameters + q->guess[b].parameters;
+    if (g->share < least) dkv_dropGuess(q);
+    return 0;
+}
+
+/* One hypothesis for forward, another for backward: backward was judged by the kernel's own O and LSE, so they are
+ * independent. */
+static int pairStages(dkv_inquiry *q, double single, dkv_err *err) {
+    int f[BEST], b[BEST], rc = 0;
+    if (!(q->wrong[DKV_O] || q->wrong[DKV_LSE])) return 0;
+    if (!(q->wrong[DKV_DQ] || q->wrong[DKV_DK] || q->wrong[DKV_DV] || q->wrong[DKV_DSINK])) return 0;
+    bestOf(q, DKV_FORWARD_PARTS, f);
+    bestOf(q, DKV_GRADIENT_PARTS, b);
+    for (int i = 0; i < BEST && !rc; i++)
+        for (int j = 0; j < BEST && !rc; j++)
+            if (f[i] >= 0 && b[j] >= 0 && f[i] != b[j])
+                rc = addPair(q, f[i], DKV_FORWARD_PARTS, b[j], DKV_GRADIENT_PARTS, single + 0.02, err);
+    return rc;
+}
+
+/* A second hypothesis on what the first leaves, as if their changes added. */
+static int addSecond(dkv_inquiry *q, int first, dkv_err *err) {
+    const int n = q->n_guesses;
+    const double least = fmax(0.8, 1 - (1 - q->guess[first].share) / 2);
+    int rc = 0;
+    if (!q->guess[first].whole || q->guess[first].share < SECOND_FROM) return 0;
+    for (int i = 0; i < n && !rc && !dkv_outOfTime(q); i++)
+        if (i != first && q->guess[i].whole && q->guess[i].moves)
+            rc = addPair(q, first, DKV_ALL_PARTS, i, DKV_ALL_PARTS, least, err);
+    return rc;
+}
+
+/* ---- what is claimed ---- */
+
+/* Enough wrong elements, and enough information in them, for so many numbers? */
+static bool isTelling(const dkv_inquiry *q, const dkv_guess *g, char *why, size_t n) {
+    double bits = 0;
+    int64_t bad = 0;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        if (!q->wrong[id]) continue;
+        bits += q->bits[id];
+        bad += q->bad[id];
+    }
+    if (bad == 0 && q->wrong[DKV_MEMORY]) return g->exact;
+    if (bits >= LEAST_BITS + BITS_EACH * g->parameters && bad >= LEAST_BAD * (1 + g->parameters)) return true;
+    snprintf(why, n, "%lld wrong elements (%.0f bits) are too few to tell causes apart; a larger line would",
+             (long long)bad, bits);
+    return false;
+}
+
+static void describe(const dkv_inquiry *q, const dkv_guess *g, dkv_hypothesis *h) {
+    size_t at;
+    memset(h, 0, sizeof *h);
+    snprintf(h->family, sizeof h->family, "%s", g->family);
+    snprintf(h->name, sizeof h->name, "%s", g->name);
+    h->share = g->share;
+    h->parameters = g->parameters;
+    h->exact = g->exact;
+    memcpy(h->value, g->value, sizeof h->value);
+    at = (size_t)snprintf(h->sentence, sizeof h->sentence, "%s (%.0f %% of the error", g->doc, floor(100 * g->share));
+    for (int id = 0, n = 0; id < DKV_N_OUTPUTS; id++) {
+        h->tensor_share[id] = q->wrong[id] ? fmax(0, 1 - g->left[id]) : NAN;
+        if (!q->wrong[id]) continue;
+        h->stage |= DKV_FORWARD_PARTS >> id & 1 ? DKV_FORWARD_ONLY : DKV_BACKWARD_ONLY;
+        if (at < sizeof h->sentence)
+            at += (size_t)snprintf(h->sentence + at, sizeof h->sentence - at, "%s%s %.0f %%", n++ ? ", " : ": ",
+                                   dkv_tensorName((dkv_tensor_id)id), floor(100 * h->tensor_share[id]));
+    }
+    if (at < sizeof h->sentence) snprintf(h->sentence + at, sizeof h->sentence - at, "%s)", g->exact ? ", to the last bit" : "");
+}
+
+static void addMember(dkv_hypothesis *h, const char *name) {
+    for (int i = 0; i < h->n_members && i < DKV_CLASS_MAX; i++)
+        if (strcmp(h->members[i], name) == 0) return;
+    if (h->n_members < DKV_CLASS_MAX) snprintf(h->members[h->n_members], sizeof h->members[0], "%.39s", name);
+    h->n_members++;
+}
+
+/* One of each class, best first, with its members. */
+static int rankClasses(const dkv_inquiry *q, dkv_hypothesis *out, int first[], int cap) {
+    int n = 0;
+    for (int g = 0; g < q->n_guesses; g++) {
+        const dkv_guess *a = &q->guess[g];
+        int c = 0;
+        if (a->share <= 0) continue;
+        while (c < n && !dkv_sameGuess(q, &q->guess[first[c]], a)) c++;
+        if (c == n) {
+            if (n == cap) continue;
+            describe(q, a, &out[n]);
+            first[n++] = g;
+        }
+        addMember(&out[c], a->name);
+    }
+    return n;
+}
+
+/* May the first class be named as the cause? Else *why. */
+static bool isClaimed(const dkv_inquiry *q, const int first[], int n, char *why, size_t size) {
+    const dkv_guess *a = n ? &q->guess[first[0]] : NULL, *b = n > 1 ? &q->guess[first[1]] : NULL;
+    why[0] = 0;
+    if (!a || a->share < DKV_EXPLAIN_CLAIM) {
+        snprintf(why, size, "no hypothesis explains %.0f %% of the error", 100 * DKV_EXPLAIN_CLAIM);
+        return false;
+    }
+    if (!isTelling(q, a, why, size)) return false;
+    if (!b || b->key >= DKV_EXPLAIN_MARGIN * a->key + LEAST_MARGIN) return true;
+    if (a->exact && q->exactlike && b->key >= LEAST_MARGIN / 10) return true;
+    snprintf(why, size, "'%s' and '%s' explain it about as well", a->name, b->name);
+    return false;
+}
+
+static void sayUnknown(const dkv_inquiry *q, const char *why, dkv_hypothesis *out) {
     memset(out, 0, sizeof *out);
     snprintf(out->family, sizeof out->family, "unknown");
     snprintf(out->name, sizeof out->name, "unknown");
-    snprintf(out->sentence, sizeof out->sentence, "no hypothesis explains %.0f %% of the error", 100 * DKV_EXPLAIN_CLAIM);
-    return 1;
+    snprintf(out->sentence, sizeof out->sentence, "%s", why);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        out->tensor_share[id] = q->wrong[id] ? 0 : NAN;
+        if (q->wrong[id]) out->stage |= DKV_FORWARD_PARTS >> id & 1 ? DKV_FORWARD_ONLY : DKV_BACKWARD_ONLY;
+    }
+    addMember(out, "unknown");
+}
+
+/* ---- the whole ---- */
+
+static int guessAll(dkv_inquiry *q, dkv_err *err) {
+    int rc = dkv_guessFaults(q, err);
+    if (!rc) rc = dkv_guessRoundings(q, err);
+    if (rc) return rc;
+    sortGuesses(q);
+    const double single = q->n_guesses ? q->guess[0].share : 0;
+    if (q->n_guesses && q->guess[0].exact) return 0;
+    rc = pairStages(q, single, err);
+    if (!rc && q->n_guesses && single < DKV_EXPLAIN_CLAIM) {
+        rc = addSecond(q, 0, err);
+        sortGuesses(q);
+    }
+    return rc;
+}
+
+static int rank(dkv_inquiry *q, dkv_hypothesis *out, int cap, dkv_err *err) {
+    int first[CLASSES_MAX];
+    char why[300];
+    const int most = cap < CLASSES_MAX ? cap : CLASSES_MAX;
+    dkv_hypothesis *found = calloc((size_t)most, sizeof *found);
+    if (!found) {
+        dkv_fail(err, DKV_EHARNESS, "out of memory");
+        return -1;
+    }
+    sortGuesses(q);
+    int n = rankClasses(q, found, first, most), at = 0;
+    if (isClaimed(q, first, n, why, sizeof why)) found[0].claimed = true;
+    else sayUnknown(q, why, &out[at++]);
+    for (int i = 0; i < n && at < cap; i++) out[at++] = found[i];
+    free(found);
+    return at;
+}
+
+int dkv_explain(const dkv_explain_in *in, dkv_hypothesis *out, int cap, dkv_err *err) {
+    dkv_inquiry q;
+    int n = -1, rc;
+    if (!in || !in->p || !in->got || !in->oracle || !in->a || cap < 1) {
+        dkv_fail(err, DKV_EHARNESS, "explain: nothing to explain");
+        return -1;
+    }
+    rc = dkv_openInquiry(&q, in, err);
+    if (!rc) rc = dkv_openEmulator(&q, err);
+    if (!rc) rc = dkv_emulate(&q, "", in->in, true, &q.work, err);
+    for (int id = 0; id < DKV_N_OUTPUTS && (!rc || rc == DKV_REFUSED); id++)
+        if (q.n[id])
+            memcpy(q.clean[id], dkv_outputAt(rc == DKV_REFUSED ? &in->oracle->truth : &q.work.out, (dkv_tensor_id)id),
+                   (size_t)q.n[id] * sizeof(double));
+    rc = rc == DKV_REFUSED ? 0 : rc;
+    if (!rc) rc = dkv_weighErrors(&q, err);
+    if (!rc && q.n_wrong) rc = guessAll(&q, err);
+    if (!rc) n = q.n_wrong ? rank(&q, out, cap, err) : 0;
+    dkv_closeEmulator(&q);
+    dkv_closeInquiry(&q);
+    return n;
 }

@@ -1,0 +1,188 @@
+/* Explanations: planted faults are named, and what is left out of the hypotheses is not blamed on another. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cjson/cJSON.h>
+
+#include "../data/fill.h"
+#include "../data/suite.h"
+#include "../ref/emu.h"
+#include "check.h"
+#include "explain.h"
+#include "guard.h"
+
+#define MOST 12
+
+typedef struct question {
+    const char *exclude, *emu;
+    dkv_hypothesis out[MOST];
+    int n; /* -2: nobody asked */
+    double seconds;
+    dkv_err err;
+} question;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The kernel once more, on other inputs. */
+static int probe(void *arg, const dkv_inputs *in, const dkv_outputs *out) {
+    dkv_case *c = arg;
+    const dkv_inputs *own = c->kernel.in;
+    dkv_run run;
+    int64_t n[DKV_N_OUTPUTS];
+    c->kernel.in = in;
+    dkv_outcome o = dkv_runSide(&c->kernel, 0, &run);
+    c->kernel.in = own;
+    dkv_countOutputs(&c->packed, n);
+    for (int id = 0; id < DKV_N_OUTPUTS && o == DKV_W_OK; id++)
+        if (n[id])
+            memcpy(dkv_outputAt(out, (dkv_tensor_id)id), dkv_outputAt(&run.out, (dkv_tensor_id)id), (size_t)n[id] * sizeof(double));
+    dkv_freeRun(&run);
+    return o == DKV_W_OK ? 0 : -1;
+}
+
+static void ask(dkv_case *c, void *arg) {
+    question *w = arg;
+    if (!c->has_got || !c->has_oracle) return;
+    const dkv_run *run = &c->run[c->judged_run];
+    const double start = now();
+    const dkv_explain_in in = {.p = c->p,
+                               .l = &c->packed,
+                               .in = &c->in,
+                               .a = &c->result->arithmetic,
+                               .emu = w->emu,
+                               .replicated = c->kernel.d.replicated != 0,
+                               .oracle = &c->oracle,
+                               .got = &c->got,
+                               .again = c->n_runs > 1 ? &c->run[c->judged_run ? 0 : 1].out : NULL,
+                               .damage = &run->damage,
+                               .unwritten = run->poison,
+                               .probe = c->kernel.d.replicated ? NULL : probe,
+                               .probe_arg = c,
+                               .exclude = w->exclude,
+                               .seconds = 60,
+                               .threads = 1};
+    w->n = dkv_explain(&in, w->out, MOST, &w->err);
+    w->seconds = now() - start;
+}
+
+static dkv_status explain(const char *spec, const char *line, question *w) {
+    static dkv_result result;
+    dkv_kernel_spec s;
+    dkv_worker worker;
+    dkv_problem p;
+    dkv_err err = {0};
+    dkv_case_options options = {
+        .data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .repeats = 1, .observe = ask, .observe_arg = w};
+    w->n = -2;
+    if (dkv_parseKernelSpec(spec, &s, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err))
+        fail_msg("%s: %s", line, err.text);
+    dkv_initWorker(&worker, &s, 60);
+    dkv_runCase(&p, &worker, &options, &result);
+    dkv_stopWorker(&worker);
+    dkv_freeProblem(&p);
+    return result.status;
+}
+
+static void show(const question *w) {
+    printf("n %d, %.2f s %s\n", w->n, w->seconds, w->err.text);
+    for (int i = 0; i < w->n; i++) {
+        const dkv_hypothesis *h = &w->out[i];
+        printf("  %s%-10s %-28s %.4f %s {", h->claimed ? "* " : "", h->family, h->name, h->share, h->sentence);
+        for (int m = 0; m < h->n_members && m < DKV_CLASS_MAX; m++) printf(" %s", h->members[m]);
+        printf(" }%s%s\n", h->evidence[0] ? "\n      " : "", h->evidence);
+    }
+}
+
+static void by_hand(void **state) {
+    (void)state;
+    question w = {.exclude = getenv("EXCLUDE")};
+    if (!getenv("SPEC")) return;
+    printf("%d\n", (int)explain(getenv("SPEC"), getenv("LINE"), &w));
+    show(&w);
+}
+
+/* ---- the whole catalogue ---- */
+
+static bool inClass(const dkv_hypothesis *h, const char *name) {
+    for (int i = 0; i < h->n_members && i < DKV_CLASS_MAX; i++)
+        if (strcmp(h->members[i], name) == 0) return true;
+    return false;
+}
+
+static void writeRow(FILE *out, const char *fault, const char *kind, const char *line, const char *exclude, dkv_status status,
+                     const question *w) {
+    const dkv_hypothesis *top = w->n > 0 ? &w->out[0] : NULL, *named = top && !top->claimed && w->n > 1 ? &w->out[1] : top;
+    cJSON *row = cJSON_CreateObject();
+    cJSON_AddStringToObject(row, "fault", fault);
+    cJSON_AddStringToObject(row, "on", kind);
+    cJSON_AddStringToObject(row, "line", line);
+    cJSON_AddStringToObject(row, "excluded", exclude ? exclude : "");
+    cJSON_AddStringToObject(row, "status", dkv_statusRow(status)->name);
+    cJSON_AddBoolToObject(row, "asked", w->n >= 0);
+    cJSON_AddBoolToObject(row, "claimed", top && top->claimed);
+    if (named) {
+        cJSON_AddStringToObject(row, "first", named->name);
+        cJSON_AddStringToObject(row, "family", named->family);
+        cJSON_AddNumberToObject(row, "share", named->share);
+        cJSON_AddNumberToObject(row, "members", named->n_members);
+        cJSON_AddBoolToObject(row, "right", inClass(named, fault));
+        cJSON_AddStringToObject(row, "says", top->sentence);
+    }
+    cJSON_AddNumberToObject(row, "seconds", w->seconds);
+    char *text = cJSON_PrintUnformatted(row);
+    fprintf(out, "%s\n", text);
+    fflush(out);
+    free(text);
+    cJSON_Delete(row);
+}
+
+/* One fault on one line. */
+static void tryFault(FILE *out, const char *fault, const char *kind, const char *line, bool exclude) {
+    char spec[64];
+    question w = {.exclude = exclude ? fault : NULL};
+    snprintf(spec, sizeof spec, "emu+fault=%s", fault);
+    dkv_status status = explain(spec, line, &w);
+    writeRow(out, fault, kind, line, w.exclude, status, &w);
+}
+
+/* DUALKV_EXPLAIN=FILE: every fault of the power records, on the line that first caught it and on its shrunk line, with and
+ * without its own entry in the catalogue; a row each. */
+static void the_catalogue(void **state) {
+    (void)state;
+    const char *path = getenv("DUALKV_EXPLAIN");
+    char power[600], row[1 << 16];
+    if (!path) return;
+    snprintf(power, sizeof power, "%s/measurements/cpu/power.jsonl", dkv_dataDir());
+    FILE *in = fopen(power, "r"), *out = fopen(path, "w");
+    assert_true(in && out);
+    while (fgets(row, sizeof row, in)) {
+        cJSON *r = cJSON_Parse(row);
+        const char *fault = cJSON_GetStringValue(cJSON_GetObjectItem(r, "fault"));
+        const char *lines[2] = {cJSON_GetStringValue(cJSON_GetObjectItem(r, "first_line")),
+                                cJSON_GetStringValue(cJSON_GetObjectItem(r, "line"))};
+        for (int i = 0; i < 2 && fault && !cJSON_IsTrue(cJSON_GetObjectItem(r, "control")); i++)
+            for (int x = 0; x < 2 && lines[i]; x++) tryFault(out, fault, i ? "shrunk" : "first", lines[i], x == 1);
+        cJSON_Delete(r);
+    }
+    fclose(in);
+    fclose(out);
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
+    dkv_guardCoordinator();
+    const struct CMUnitTest tests[] = {cmocka_unit_test(by_hand), cmocka_unit_test(the_catalogue)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
