@@ -8,7 +8,7 @@
 #include "../ref/dtype.h"
 #include "hypothes.h"
 
-#define KEEP_BYTES   ((int64_t)512 << 20) /* of predictions kept */
+#define KEEP_BYTES   ((int64_t)128 << 20) /* of predictions kept */
 #define GROSS        3.0                  /* bounds: an error beyond this is no matter of rounding */
 #define SIGMA_SHARE  (1.0 / 8)            /* of the bound, where there is no twin */
 #define NEAR         0.05                 /* predictions nearer than this part of the error are the same */

@@ -113,6 +113,60 @@ static void by_hand(void **state) {
     show(&w);
 }
 
+static void mustName(const char *spec, const char *line, const char *exclude, const char *name) {
+    question w = {.exclude = exclude};
+    explain(spec, line, &w);
+    for (int i = 0; i < w.n && w.out[0].claimed; i++)
+        for (int m = 0; m < w.out[0].n_members && m < DKV_CLASS_MAX; m++)
+            if (strcmp(w.out[0].members[m], name) == 0) return;
+    show(&w);
+    fail_msg("%s on '%s': %s is not named", spec, line, name);
+}
+
+static void mustNotClaim(const char *spec, const char *line, const char *exclude) {
+    question w = {.exclude = exclude};
+    explain(spec, line, &w);
+    assert_true(w.n >= 1);
+    if (!w.out[0].claimed && strcmp(w.out[0].family, "unknown") == 0) return;
+    show(&w);
+    fail_msg("%s on '%s': a cause is claimed", spec, line);
+}
+
+#define LINE "shape=33+2x19/7+5 heads=4:2 dim=8"
+
+static void planted_faults_are_named(void **state) {
+    (void)state;
+    static const char *const names[] = {"A1", "D1", "H5", "X4", "X9", "X12", "X14", "X20", "Y7", "Y19"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char spec[64];
+        snprintf(spec, sizeof spec, "emu+bm=16+bn=16+fault=%s", names[i]);
+        question w = {.emu = "bm=16,bn=16,fault=D3"}; /* what is planted in the options is not believed */
+        explain(spec, LINE, &w);
+        if (w.n < 1 || !w.out[0].claimed || !w.out[0].exact || strcmp(w.out[0].members[0], names[i]) != 0) {
+            show(&w);
+            fail_msg("%s is not named", spec);
+        }
+    }
+}
+
+static void a_right_kernel_needs_no_explanation(void **state) {
+    (void)state;
+    question w = {0};
+    explain("emu", LINE, &w);
+    assert_int_equal(w.n, 0);
+}
+
+/* Replicated kernels are emulated on the replicated layout. */
+static void replicated_kernels_too(void **state) {
+    (void)state;
+    mustName("emu-replicated+fault=X12", LINE, NULL, "X12");
+}
+
+static void few_elements_prove_nothing(void **state) {
+    (void)state;
+    mustNotClaim("emu+fault=X2", "shape=0+1 dim=1 grad=off", NULL);
+}
+
 /* ---- the whole catalogue ---- */
 
 static bool inClass(const dkv_hypothesis *h, const char *name) {
@@ -183,6 +237,11 @@ static void the_catalogue(void **state) {
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     dkv_guardCoordinator();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(by_hand), cmocka_unit_test(the_catalogue)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(planted_faults_are_named),
+                                       cmocka_unit_test(a_right_kernel_needs_no_explanation),
+                                       cmocka_unit_test(replicated_kernels_too),
+                                       cmocka_unit_test(few_elements_prove_nothing),
+                                       cmocka_unit_test(by_hand),
+                                       cmocka_unit_test(the_catalogue)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
