@@ -12,6 +12,7 @@
 
 #include "../data/fields.h"
 #include "../data/sha256.h"
+#include "../ref/oracle.h"
 #include "../ref/row.h"
 #include "version.h"
 
@@ -37,6 +38,7 @@ void dkv_freeAccepted(dkv_accepted *a) {
     free(a->kernel);
     free(a->generator);
     free(a->program);
+    free(a->oracle);
     free(a->commit);
     free(a->device);
     memset(a, 0, sizeof *a);
@@ -65,7 +67,7 @@ static int takeRow(dkv_accepted_row *r, const cJSON *o, bool record, dkv_err *er
     if (r->status == DKV_ST_N || !dkv_textOf(o, "line")[0])
         return dkv_fail(err, DKV_EUSER, "not a row with line and status");
     r->line = strdup(dkv_textOf(o, "line"));
-    r->why = strdup(r->status == DKV_ST_UNSUPPORTED ? dkv_textOf(o, "why") : "");
+    r->why = strdup(r->status != DKV_ST_PASSED ? dkv_textOf(o, "why") : "");
     if (!r->line || !r->why) {
         freeRow(r);
         return dkv_fail(err, DKV_EHARNESS, "out of memory for accepted rows");
@@ -104,10 +106,11 @@ static int setText(char **to, const char *text, dkv_err *err) {
     return 0;
 }
 
-static int takeHead(dkv_accepted *a, const cJSON *o, const char *program, dkv_err *err) {
+static int takeHead(dkv_accepted *a, const cJSON *o, const char *program, const char *oracle, dkv_err *err) {
     int rc = setText(&a->kernel, dkv_textOf(o, "kernel"), err);
     if (!rc) rc = setText(&a->generator, dkv_textOf(o, "generator"), err);
     if (!rc) rc = setText(&a->program, program, err);
+    if (!rc) rc = setText(&a->oracle, oracle, err);
     if (!rc) rc = setText(&a->commit, dkv_textOf(o, "commit"), err);
     return rc ? rc : setText(&a->device, dkv_textOf(o, "device"), err);
 }
@@ -115,7 +118,7 @@ static int takeHead(dkv_accepted *a, const cJSON *o, const char *program, dkv_er
 int dkv_addAccepted(dkv_accepted *a, const char *record, dkv_err *err) {
     cJSON *o = cJSON_Parse(record);
     int rc = o ? growRows(a, err) : dkv_fail(err, DKV_EUSER, "not JSON");
-    if (!rc) rc = takeHead(a, o, dkv_version(), err);
+    if (!rc) rc = takeHead(a, o, dkv_version(), DKV_ORACLE_VERSION, err);
     if (!rc) rc = takeRow(&a->rows[a->n], o, true, err);
     a->n += !rc;
     cJSON_Delete(o);
@@ -148,7 +151,7 @@ static cJSON *makeRow(const dkv_accepted_row *r) {
     cJSON *o = cJSON_CreateObject(), *tensors;
     cJSON_AddStringToObject(o, "line", r->line);
     cJSON_AddStringToObject(o, "status", dkv_statusRow(r->status)->name);
-    if (r->why[0]) cJSON_AddStringToObject(o, "why", r->why);
+    if (r->why[0] && r->status == DKV_ST_UNSUPPORTED) cJSON_AddStringToObject(o, "why", r->why);
     if (r->bits[0]) cJSON_AddStringToObject(o, "bits", r->bits);
     if (!r->judged) return o;
     addNumber(o, "level", r->level);
@@ -190,8 +193,10 @@ static cJSON *makeHead(const dkv_accepted *a, const char *hex) {
     for (long i = 0; i < a->n; i++) counts[a->rows[i].status]++;
     cJSON_AddNumberToObject(o, "accepted", 1);
     cJSON_AddStringToObject(o, "kernel", a->kernel);
+    if (a->kernel_hash[0]) cJSON_AddStringToObject(o, "kernel_sha256", a->kernel_hash);
     cJSON_AddStringToObject(o, "generator", a->generator);
     cJSON_AddStringToObject(o, "program", a->program);
+    cJSON_AddStringToObject(o, "oracle", a->oracle);
     cJSON_AddStringToObject(o, "commit", a->commit);
     cJSON_AddStringToObject(o, "device", a->device);
     addNumber(o, "cases", (double)a->n);
@@ -262,7 +267,8 @@ static int takeLine(reader *r, const char *row, size_t n, dkv_err *err) {
         double cases = dkv_numberOf(o, "cases", 0);
         r->cases = cases > 0 && cases < 1e9 ? (long)cases : 0;
         snprintf(r->sha, sizeof r->sha, "%.64s", dkv_textOf(o, "sha256"));
-        rc = takeHead(r->to, o, dkv_textOf(o, "program"), err);
+        rc = takeHead(r->to, o, dkv_textOf(o, "program"), dkv_textOf(o, "oracle"), err);
+        snprintf(r->to->kernel_hash, sizeof r->to->kernel_hash, "%.64s", dkv_textOf(o, "kernel_sha256"));
     } else {
         rc = growRows(r->to, err);
         if (!rc && takeRow(&r->to->rows[r->to->n], o, false, &why))

@@ -1,8 +1,8 @@
 /* accepted.h: what was accepted of a kernel, line by line: a canonical, sorted, diffable file against which a later
  * run is compared (gate.h). JSON Lines:
  *
- *     {"accepted":1,"kernel":K,"generator":G,"program":V,"commit":C,"device":D,"cases":N,"counts":{STATUS:n,…},
- *      "sha256":HASH OF ALL FURTHER LINES,"sum":S}
+ *     {"accepted":1,"kernel":K,"kernel_sha256":H,"generator":G,"program":V,"oracle":O,"commit":C,"device":D,"cases":N,
+ *      "counts":{STATUS:n,…},"sha256":HASH OF ALL FURTHER LINES,"sum":S}
  *     {"line":L,"status":S,…,"tensors":{"O":{"rms":…,"dof":…,"ratio":…},…},"sum":S}     N of them, sorted by line
  *
  * S, the first 16 digits of the SHA-256 of its line up to `,"sum"`, names the line that was edited. */
@@ -25,7 +25,8 @@
     F(key_order, 0) F(exp_error, 1) F(log_error, 1) F(tanh_error, 1) F(flushes, 1)
 
 typedef struct dkv_accepted_row {
-    char *line, *why;  /* owned; why: of a refusal, else "" */
+    char *line, *why;  /* owned; why: of what did not pass; in the file of refusals only */
+    const char *excused; /* of this run: the reason of the waiver that excuses the defect (borrowed), or NULL */
     dkv_status status;
     bool judged, declared;
     char bits[17];     /* "" where repeatable bits are not promised */
@@ -38,12 +39,13 @@ typedef struct dkv_accepted_row {
 } dkv_accepted_row;
 
 typedef struct dkv_accepted {
-    char *kernel, *generator, *program, *commit, *device; /* owned; program: its version */
+    char *kernel, *generator, *program, *oracle, *commit, *device; /* owned; program, oracle: their versions */
+    char kernel_hash[65]; /* SHA-256 of the kernel's file, "" where it has none */
     dkv_accepted_row *rows;
     long n, room;
 } dkv_accepted;
 
-/* Adds a record (record.h). DKV_EUSER where it is not one. `program` is set to this program's version. */
+/* Adds a record (record.h). DKV_EUSER where it is not one. `program` and `oracle` are set to this program's versions. */
 int dkv_addAccepted(dkv_accepted *a, const char *record, dkv_err *err);
 /* Sorts by line; of equal lines the last one added stays. */
 void dkv_sortAccepted(dkv_accepted *a);

@@ -55,7 +55,8 @@ static const option options[] = {
      0, DKV_CMD_BENCH},
     {"--markdown", NULL, "FILE", "where the report goes (default: a table on stdout; gate: summary.md in --out)", WORD,
      FIELD(markdown), 0, 0, DKV_CMD_REPORT | DKV_CMD_POWER | GATE},
-    {"--html", NULL, "FILE", "the report as one self-contained page", WORD, FIELD(html), 0, 0, DKV_CMD_REPORT},
+    {"--html", NULL, "FILE", "the report as one self-contained page (gate: default report.html in --out)", WORD, FIELD(html), 0, 0,
+     DKV_CMD_REPORT | GATE},
     {"--reseed", NULL, "N", "the same lines, each with another seed: its own plus N", COUNT, FIELD(reseed), 0,
      1e9, DKV_CMD_CHECK},
     {"--forward", NULL, NULL, "the same lines without gradients (grad=off); check: each once", FLAG, FIELD(forward), 0, 0,
@@ -97,6 +98,18 @@ static const option options[] = {
     {"--new-bits", NULL, NULL, "other bits than the accepted ones are told, and no finding", FLAG, FIELD(new_bits), 0, 0, GATE},
     {"--no-fuzz", NULL, NULL, "the suite and the corpus alone", FLAG, FIELD(no_fuzz), 0, 0, GATE},
     {"--junit", NULL, "FILE", "where the JUnit XML goes (default: junit.xml in --out)", WORD, FIELD(junit), 0, 0, GATE},
+    {"--perf", NULL, NULL, "times, too: against the accepted kernel, in turns; slower than --perf-limit is a finding", FLAG,
+     FIELD(perf), 0, 0, GATE},
+    {"--perf-limit", NULL, "R", "ratio of times above which the whole interval must lie (default 1.05)", NUMBER, FIELD(perf_limit),
+     0.01, 1000, GATE},
+    {"--perf-lines", NULL, "LINE|SUITE", "what is timed (default: the three longest lines that passed)", WORD, FIELD(perf_lines), 0,
+     0, GATE},
+    {"--perf-json", NULL, "FILE", "where records of times go (default: perf.jsonl in --out)", WORD, FIELD(perf_json), 0, 0, GATE},
+    {"--baseline-kernel", NULL, "SPEC", "the accepted kernel of --perf (default: what --keep-kernel kept)", WORD, FIELD(baseline), 0,
+     0, GATE},
+    {"--keep-kernel", NULL, NULL, "with --accept: a copy of the kernel's file beside the accepted one, for --perf", FLAG,
+     FIELD(keep_kernel), 0, 0, GATE},
+    {"--history", NULL, "DIR", "a copy of the records in this folder, for `dualkv history`", WORD, FIELD(history), 0, 0, GATE},
     {"--annotations", NULL, NULL, "findings as GitHub workflow commands on stdout, too", FLAG, FIELD(annotations), 0, 0, GATE},
     {"--all", "-a", NULL, "every command", FLAG, FIELD(all), 0, 0, DKV_CMD_HELP},
 };
@@ -201,6 +214,7 @@ int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err 
     out->budget = 1e-4;
     out->repeats = 1;
     out->floor = 50;
+    out->perf_limit = 1.05;
     out->words = calloc((size_t)argc + 1, sizeof *out->words);
     if (!out->words) return dkv_fail(err, DKV_EHARNESS, "out of memory");
     for (int i = 0; i < argc && !rc; i += used) {

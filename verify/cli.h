@@ -34,9 +34,10 @@ typedef struct dkv_cli {
     const char *json, *markdown, *html, *waivers, *files, *arithmetic;
     const char *judge;                  /* --oracle of check */
     const char *out, *outputs, *layout; /* of export, import; out also of gate */
-    const char *accepted, *junit;       /* of gate */
-    bool accept, annotations, new_bits, no_fuzz;
-    double floor;
+    const char *accepted, *junit, *history; /* of gate */
+    const char *baseline, *perf_lines, *perf_json;
+    bool accept, annotations, new_bits, no_fuzz, keep_kernel, perf;
+    double floor, perf_limit;
     dkv_kernel_spec peer;
     bool has_peer, quiet, verbose, bisect, all, oracle, forward;
     double timeout, budget, level;
@@ -65,6 +66,9 @@ void dkv_printOptions(unsigned command);
 int dkv_complain(const dkv_err *err);
 /* Is colour wanted on stdout? (a terminal, NO_COLOR not set) */
 bool dkv_wantsColour(void);
+
+/* The pages or the table of files of records: words, html and markdown of `cli`. */
+int dkv_makeReport(const dkv_cli *cli, dkv_err *err);
 
 int dkv_cmdCheck(const dkv_cli *cli);
 int dkv_cmdReplay(const dkv_cli *cli);

@@ -1,5 +1,6 @@
-/* gate: suite, corpus, fuzzing; what changed against what was accepted; one folder with everything. */
+/* gate: suite, corpus, times, fuzzing; what changed against what was accepted; one folder with everything. */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -9,44 +10,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../data/fill.h"
 #include "../data/suite.h"
-#include "../fuzz/log.h"
 #include "../fuzz/options.h"
-#include "../reports/report_junit.h"
-#include "../reports/report_md.h"
-#include "cli.h"
-#include "gate.h"
-#include "record.h"
-#include "select.h"
+#include "gate_run.h"
 #include "version.h"
-#include "waiver.h"
 
 #define DEVICE_TIMEOUT 120 /* seconds that the oracle on a device may take beside its work */
 #define TIME           120 /* seconds of the whole, unless told otherwise */
-#define SHARES         3   /* of the false alarms: verdicts, fuzzing, comparisons */
 #define CONFIRM        24  /* fuzzed defects that are tried again in a fresh process */
-#define DETAILS        20  /* changes of a kind, and defects, that the summary lists */
-#define ANNOTATIONS    10  /* of a step: what the service shows */
 
-typedef struct run {
-    const dkv_cli *cli;
-    char *records, *junit_path, *summary, *accepted_path; /* owned */
-    dkv_record_file file;
-    dkv_log log;
-    dkv_report report;
-    dkv_junit junit;
-    dkv_accepted was, now;
-    bool has_was, suites, fuzzed;
-    dkv_gate gate;
-    dkv_waivers waivers;
-    dkv_refusals refused;
-    long counts[DKV_ST_N], fuzz_counts[DKV_ST_N], waived, expired, blind, total;
-    double start, level;
-    dkv_profile profile;
-    uint64_t seed;
-    dkv_err trouble;
-} run;
+typedef dkv_gate_run run;
 
 static double now(void) {
     struct timespec t;
@@ -56,23 +29,23 @@ static double now(void) {
 
 /* ---- the cases ---- */
 
-static void sayDefect(const run *r, const dkv_result *q) {
+static void sayDefect(const run *r, const dkv_result *q, bool fuzzed) {
     char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
     if (replay) {
         dkv_replayCommand(q->line, q->kernel, replay, DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
         printf("%s  %s\n  %s\n  replay: %s\n", dkv_statusRow(q->status)->name, q->line, q->why, replay);
+        if (fuzzed) printf("  shrink: dualkv shrink%s\n", replay + strlen("dualkv replay"));
     }
     free(replay);
     if (r->cli->verbose && q->printed[0]) printf("  it printed: %.200s\n", q->printed);
     fflush(stdout);
 }
 
-static bool isBad(dkv_status s) { return dkv_statusRow(s)->defect || s == DKV_ST_HARNESS_ERROR; }
-
-/* Its waiver, where it has one that still holds; counts. */
-static const char *applyWaiver(run *r, const dkv_result *q) {
+/* Its waiver, where it has one that excuses this; counts. */
+static const dkv_waiver *applyWaiver(run *r, const dkv_result *q) {
     const dkv_waiver *w = dkv_findWaiver(&r->waivers, q->line, q->kernel);
     if (!w) return NULL;
+    r->met[w - r->waivers.list] = (uint8_t)(1 + q->status);
     if (dkv_isExpired(&r->waivers, w)) {
         r->expired++;
         printf("%s\n  its waiver ended on %s, which is a failure: %s\n", q->line, w->until, w->reason);
@@ -82,14 +55,27 @@ static const char *applyWaiver(run *r, const dkv_result *q) {
     r->waived++;
     r->counts[q->status]--;
     r->counts[DKV_ST_PASSED]++;
-    return w->reason;
+    return w;
+}
+
+static void countArithmetic(run *r, const dkv_result *q) {
+    int i = 0;
+    if (!q->judged) return;
+    while (i < DKV_GATE_ARITHMETICS - 1 && r->arithmetic[i].cases &&
+           (r->arithmetic[i].declared != q->declared || strcmp(r->arithmetic[i].words, q->arithmetic_words)))
+        i++;
+    if (!r->arithmetic[i].cases)
+        snprintf(r->arithmetic[i].words, sizeof r->arithmetic[i].words, "%s", q->arithmetic_words);
+    else if (i == DKV_GATE_ARITHMETICS - 1) strcpy(r->arithmetic[i].words, "others");
+    r->arithmetic[i].declared = q->declared;
+    r->arithmetic[i].cases++;
 }
 
 /* To all but the file: report, JUnit, words. */
 static int note(run *r, const dkv_result *q, const char *json, const char *suite, const char *excused) {
     int rc = dkv_addReport(&r->report, json, &r->trouble);
     if (!rc) rc = dkv_addJunitRecord(&r->junit, suite, json, excused, &r->trouble);
-    if (isBad(q->status) || r->cli->verbose) sayDefect(r, q);
+    if (r->cli->verbose || (dkv_isBad(q->status) && !excused)) sayDefect(r, q, !strcmp(suite, "fuzz"));
     return rc;
 }
 
@@ -98,11 +84,13 @@ static void takeResult(const dkv_result *q, long index, long total, void *arg) {
     dkv_err err = {0};
     r->counts[q->status]++;
     if (q->status == DKV_ST_UNSUPPORTED) dkv_countRefusal(&r->refused, q->why);
-    const char *excused = applyWaiver(r, q);
-    const dkv_waiver *w = excused ? dkv_findWaiver(&r->waivers, q->line, q->kernel) : NULL;
+    countArithmetic(r, q);
+    const dkv_waiver *w = applyWaiver(r, q);
+    const char *excused = w ? w->reason : NULL;
     char *json = dkv_printExcused(q, excused, w ? w->until : NULL);
     int rc = json ? dkv_writeRecord(&r->file, json, &err) : dkv_fail(&err, DKV_EHARNESS, "out of memory for a record");
     if (!rc) rc = dkv_addAccepted(&r->now, json, &err);
+    if (!rc) r->now.rows[r->now.n - 1].excused = excused;
     if (!rc) rc = note(r, q, json, "suite", excused);
     else if (!r->trouble.code) r->trouble = err;
     if (rc) dkv_stopRequested = 1; /* records that cannot be kept: no use in going on */
@@ -133,12 +121,12 @@ static int place(char **to, const char *given, const char *folder, const char *n
     return 0;
 }
 
-static int makeFolder(const char *path, dkv_err *err) {
+static int makeFolder(const char *option, const char *path, dkv_err *err) {
     struct stat s;
-    if (!path[0]) return dkv_fail(err, DKV_EUSER, "--out: '' is no folder");
+    if (!path[0]) return dkv_fail(err, DKV_EUSER, "%s: '' is no folder", option);
     if (mkdir(path, 0777) == 0) return 0;
     if (errno == EEXIST && stat(path, &s) == 0 && S_ISDIR(s.st_mode) && access(path, W_OK | X_OK) == 0) return 0;
-    return dkv_fail(err, DKV_EUSER, "--out: cannot make the folder '%s': %s", path,
+    return dkv_fail(err, DKV_EUSER, "%s: cannot make the folder '%s': %s", option, path,
                     errno == EEXIST ? "something else is there" : strerror(errno));
 }
 
@@ -150,10 +138,30 @@ static int checkPlace(const char *option, const char *path, dkv_err *err) {
     return dkv_fail(err, DKV_EUSER, "%s:%s", option, text ? text : why.text);
 }
 
+static bool isSameFile(const char *a, const char *b) {
+    struct stat s, t;
+    if (strcmp(a, b) == 0) return true;
+    return stat(a, &s) == 0 && stat(b, &t) == 0 && S_ISREG(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
+}
+
+/* No file of the run may be another one, or one that it reads. */
+static int checkApart(const run *r, dkv_err *err) {
+    const char *const paths[] = {r->records, r->perf_path, r->html, r->junit_path, r->summary, r->accepted_path,
+                                 r->cli->waivers ? r->cli->waivers : "", r->cli->kernels[0].path};
+    enum { N = sizeof paths / sizeof *paths };
+    for (int i = 0; i < N; i++)
+        for (int k = 0; k < i; k++)
+            if (paths[i][0] && isSameFile(paths[i], paths[k]))
+                return dkv_fail(err, DKV_EUSER, "gate: '%.200s' is named for two things", paths[i]);
+    return 0;
+}
+
 static int openPlaces(run *r, dkv_err *err) {
     const dkv_cli *cli = r->cli;
     const char *out = cli->out ? cli->out : "dualkv-gate";
     int rc = place(&r->records, cli->json, out, "records.jsonl", err);
+    if (!rc) rc = place(&r->perf_path, cli->perf_json, out, "perf.jsonl", err);
+    if (!rc) rc = place(&r->html, cli->html, out, "report.html", err);
     if (!rc) rc = place(&r->junit_path, cli->junit, out, "junit.xml", err);
     if (!rc) rc = place(&r->summary, cli->markdown, out, "summary.md", err);
     if (!rc) rc = place(&r->accepted_path, cli->accepted, out, "accepted.jsonl", err);
@@ -161,19 +169,35 @@ static int openPlaces(run *r, dkv_err *err) {
     bool read = !rc && cli->accepted && (!cli->accept || access(cli->accepted, F_OK) == 0);
     if (read) rc = dkv_readAccepted(cli->accepted, &r->was, err);
     r->has_was = read && !rc;
-    if (!rc) rc = makeFolder(out, err);
+    if (!rc && cli->perf) rc = dkv_findBaseline(r, err);
+    if (!rc) rc = makeFolder("--out", out, err);
     if (!rc) rc = checkPlace("--json", r->records, err);
+    if (!rc) rc = checkPlace("--html", r->html, err);
+    if (!rc && cli->perf) rc = checkPlace("--perf-json", r->perf_path, err);
     if (!rc) rc = checkPlace("--junit", r->junit_path, err);
     if (!rc) rc = checkPlace("--markdown", r->summary, err);
     if (!rc && cli->accept) rc = checkPlace("--accepted", r->accepted_path, err);
+    if (!rc && cli->history) rc = makeFolder("--history", cli->history, err);
+    if (!rc) rc = checkApart(r, err);
     r->file.path = r->records;
+    r->perf_file.path = r->perf_path;
     return rc;
+}
+
+/* What an earlier run left: it must not be taken for this one's, should this one be killed. Devices and pipes stay. */
+static void dropOld(const run *r) {
+    const char *const paths[] = {r->records, r->perf_path, r->html, r->junit_path, r->summary};
+    struct stat s;
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        if (lstat(paths[i], &s) == 0 && S_ISREG(s.st_mode)) unlink(paths[i]);
 }
 
 static int loadWaivers(run *r, dkv_err *err) {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/waivers.txt", dkv_dataDir());
-    return dkv_loadWaivers(r->cli->waivers ? r->cli->waivers : path, r->cli->waivers != NULL, &r->waivers, err);
+    int rc = dkv_loadWaivers(r->cli->waivers ? r->cli->waivers : path, r->cli->waivers != NULL, &r->waivers, err);
+    if (!rc && !(r->met = calloc((size_t)r->waivers.n + 1, 1))) rc = dkv_fail(err, DKV_EHARNESS, "out of memory for waivers");
+    return rc;
 }
 
 static int checkWords(const run *r, dkv_err *err) {
@@ -183,6 +207,9 @@ static int checkWords(const run *r, dkv_err *err) {
     if (cli->no_fuzz && (cli->cases || cli->seed || cli->profile))
         return dkv_fail(err, DKV_EUSER, "--no-fuzz together with options of fuzzing");
     if (cli->new_bits && !cli->accepted) return dkv_fail(err, DKV_EUSER, "--new-bits: against what? (--accepted FILE)");
+    if (!cli->perf && (cli->baseline || cli->perf_lines || cli->perf_json))
+        return dkv_fail(err, DKV_EUSER, "--baseline-kernel, --perf-lines, --perf-json: of --perf, which is not given");
+    if (cli->keep_kernel && !cli->accept) return dkv_fail(err, DKV_EUSER, "--keep-kernel: with --accept");
     return 0;
 }
 
@@ -197,11 +224,12 @@ static int runSuite(run *r, const dkv_selection *sel, dkv_fits *fits, dkv_sessio
     if (!items) return dkv_fail(err, DKV_EHARNESS, "out of memory for cases");
     for (long i = 0; i < sel->n; i++) items[i] = (dkv_item){sel->lines[i], 0};
     *session = (dkv_session){.kernels = cli->kernels, .n_kernels = 1, .items = items, .n_items = sel->n,
-                             .jobs = cli->jobs, .timeout = cli->timeout, .budget = cli->budget / SHARES,
+                             .jobs = cli->jobs, .timeout = cli->timeout, .budget = cli->budget / r->shares,
                              .repeats = cli->repeats, .strength = true, .fits = cli->arithmetic ? fits : NULL,
                              .remote = &remote, .data_dir = dkv_dataDir(), .report = takeResult, .arg = r};
     int rc = sel->n ? 0 : dkv_fail(err, DKV_EHARNESS, "no case was selected, so nothing was learned");
     if (!rc) rc = dkv_probeKernels(cli->kernels, 1, cli->timeout, &replicated, err);
+    if (!rc && cli->perf) rc = dkv_probeKernels(&r->baseline, 1, cli->timeout, NULL, err);
     if (!rc) rc = dkv_precheckItems(session, &replicated, err);
     if (!rc && cli->arithmetic) rc = dkv_checkArithmeticWord(cli->arithmetic, err);
     if (!rc && cli->arithmetic)
@@ -213,6 +241,7 @@ static int runSuite(run *r, const dkv_selection *sel, dkv_fits *fits, dkv_sessio
     }
     dkv_nameArithmetic(cli->arithmetic);
     r->level = dkv_testLevel(session);
+    dropOld(r);
     dkv_catchSignals();
     dkv_runSession(session);
     if (session->stopped) return 0; /* threads may still read the items */
@@ -227,7 +256,7 @@ static int runFuzz(run *r, double seconds, const dkv_fits *fits, dkv_err *err) {
     dkv_campaign c = {.kernel = &cli->kernels[0], .fits = cli->arithmetic ? fits : NULL, .sampler = &sampler,
                       .data_dir = dkv_dataDir(), .cases = (uint64_t)cli->cases, .shards = 1, .seconds = seconds,
                       .jobs = cli->jobs, .repeats = cli->repeats, .timeout = cli->timeout,
-                      .budget = cli->budget / SHARES, .confirm = CONFIRM, .report = takeFuzzed, .arg = r};
+                      .budget = cli->budget / r->shares, .confirm = CONFIRM, .report = takeFuzzed, .arg = r};
     int rc = dkv_openSampler(r->profile, r->seed, &sampler, err);
     sampler.forward = cli->forward;
     if (!rc) rc = dkv_openLog(&r->log, r->records, false, cli->kernels[0].text, &sampler, err);
@@ -245,180 +274,14 @@ static int runFuzz(run *r, double seconds, const dkv_fits *fits, dkv_err *err) {
 
 /* ---- outputs ---- */
 
-static long sum(const long counts[DKV_ST_N]) {
-    long n = 0;
-    for (int i = 0; i < DKV_ST_N; i++) n += counts[i];
-    return n;
-}
-
-static long defects(const run *r) {
-    long n = r->expired;
-    for (int i = 0; i < DKV_ST_N; i++)
-        if (dkv_statusRow((dkv_status)i)->defect) n += r->counts[i] + r->fuzz_counts[i];
-    return n;
-}
-
 static int exitOf(const run *r) {
     long counts[DKV_ST_N];
+    bool timed = r->n_timed == 0 || !r->cli->perf;
+    for (int i = 0; i < r->n_timed; i++) timed |= !r->timed[i].why[0];
     for (int i = 0; i < DKV_ST_N; i++) counts[i] = r->counts[i] + r->fuzz_counts[i];
     counts[DKV_ST_FAILED] += r->expired + (r->cli->accept ? r->gate.counts[DKV_CH_FLOOR] : dkv_countFindings(&r->gate));
-    counts[DKV_ST_INCONCLUSIVE] += r->blind > 0;
+    counts[DKV_ST_INCONCLUSIVE] += r->blind > 0 || (r->cli->perf && !r->interrupted && (!timed || r->n_timed == 0));
     return counts[DKV_ST_FAILED] ? DKV_EXIT_DEFECT : dkv_runExit(counts);
-}
-
-static const char *verdict(int code) {
-    return code == DKV_EXIT_OK ? "PASSED" : code == DKV_EXIT_DEFECT ? "FAILED"
-           : code == DKV_EXIT_WEAK ? "INCONCLUSIVE" : "NOTHING LEARNED";
-}
-
-/* Text for Markdown: whatever would be markup there, and control characters, replaced. */
-static void putPlain(FILE *f, const char *text) {
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        if (*c == '<') fputs("&lt;", f);
-        else if (*c == '&') fputs("&amp;", f);
-        else if (strchr("`*_[]|\\~#!", *c)) fprintf(f, "\\%c", *c);
-        else fputc(*c < 32 || *c > 126 ? '?' : *c, f);
-    }
-}
-
-static void putCounts(FILE *f, const long counts[DKV_ST_N]) {
-    bool first = true;
-    for (int i = 0; i < DKV_ST_N; i++) {
-        if (!counts[i]) continue;
-        fprintf(f, "%s%ld %s", first ? "" : ", ", counts[i], dkv_statusRow((dkv_status)i)->name);
-        first = false;
-    }
-    if (first) fprintf(f, "none ran");
-}
-
-/* The verdict and each thing that changed, a sentence each. `md`: as a list of Markdown. */
-static void putVerdict(const run *r, FILE *f, int code, bool md) {
-    char text[4096];
-    long bad = defects(r), found = dkv_countFindings(&r->gate);
-    fprintf(f, md ? "# dualkv gate: %s\n\n**" : "%s: ", verdict(code));
-    fprintf(f, "%ld defect%s in %ld cases", bad, bad == 1 ? "" : "s", sum(r->counts) + sum(r->fuzz_counts));
-    if (r->has_was && r->cli->accept) fprintf(f, "; changes against what was accepted before are accepted now");
-    else if (r->has_was && !found) fprintf(f, "; nothing worse than the accepted records");
-    else if (r->has_was || found) fprintf(f, "; %ld finding%s beside", found, found == 1 ? "" : "s");
-    if (!r->has_was)
-        fprintf(f, r->cli->accept ? "; accepted for the first time" : "; compared with nothing (--accepted FILE)");
-    if (r->waived) fprintf(f, "; %ld waived", r->waived);
-    if (r->expired) fprintf(f, "; %ld waivers are over", r->expired);
-    fprintf(f, md ? ".**\n\n" : "\n");
-    for (int k = 0; k < DKV_CH_N; k++) {
-        dkv_sayChanges(&r->gate, (dkv_change_kind)k, text, sizeof text);
-        if (!text[0]) continue;
-        fprintf(f, "%s%s (%s): ", md ? "- " : "  ", dkv_isFinding(&r->gate, (dkv_change_kind)k) ? "FINDING" : "note",
-                dkv_changeRow((dkv_change_kind)k)->name);
-        if (md) putPlain(f, text);
-        else fputs(text, f);
-        fprintf(f, "\n");
-    }
-    fprintf(f, "%ssuite: ", md ? "- " : "  ");
-    putCounts(f, r->counts);
-    fprintf(f, "\n");
-    if (r->fuzzed) {
-        fprintf(f, "%sfuzzing, seed %" PRIu64 ": ", md ? "- " : "  ", r->seed);
-        putCounts(f, r->fuzz_counts);
-        fprintf(f, "\n");
-    } else fprintf(f, "%sno fuzzing%s\n", md ? "- " : "  ", r->cli->no_fuzz ? "" : ": no time was left (--time)");
-    if (r->blind)
-        fprintf(f, "%sINCONCLUSIVE in %ld strata: no case would have seen a small fault there\n", md ? "- " : "  ", r->blind);
-    if (md) fprintf(f, "\n");
-}
-
-static void putDetails(const run *r, FILE *f) {
-    for (int k = 0; k < DKV_CH_N; k++) {
-        long told = 0;
-        if (r->gate.counts[k] < 2) continue;
-        fprintf(f, "<details><summary>%s: %ld lines</summary>\n\n", dkv_changeRow((dkv_change_kind)k)->name,
-                r->gate.counts[k]);
-        for (long i = 0; i < r->gate.n && told < DETAILS; i++) {
-            if ((int)r->gate.list[i].kind != k) continue;
-            fprintf(f, "- ");
-            putPlain(f, r->gate.list[i].line);
-            fprintf(f, ": ");
-            putPlain(f, r->gate.list[i].text);
-            fprintf(f, "\n");
-            told++;
-        }
-        if (told < r->gate.counts[k]) fprintf(f, "- and %ld more: see the records\n", r->gate.counts[k] - told);
-        fprintf(f, "\n</details>\n\n");
-    }
-}
-
-static void putCases(const run *r, FILE *f) {
-    long told = 0;
-    for (long i = 0; i < r->report.n_cases && told < DETAILS; i++) {
-        const dkv_report_case *c = &r->report.cases[i];
-        if (!isBad(dkv_findStatus(c->status))) continue;
-        if (!told++) fprintf(f, "## Defects\n\n");
-        fprintf(f, "- **%s** ", c->status);
-        putPlain(f, c->line);
-        fprintf(f, ": ");
-        putPlain(f, c->why);
-        fprintf(f, "\n\n      ");
-        for (const char *s = c->replay; *s; s++) fputc((unsigned char)*s < 32 ? '?' : *s, f);
-        fprintf(f, "\n\n");
-    }
-}
-
-static int writeSummary(const run *r, int code, dkv_err *err) {
-    FILE *f = fopen(r->summary, "we");
-    if (!f) return dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", r->summary, strerror(errno));
-    putVerdict(r, f, code, true);
-    fprintf(f, "Kernel ");
-    putPlain(f, r->cli->kernels[0].text);
-    fprintf(f, " on ");
-    putPlain(f, r->now.device ? r->now.device : "?");
-    fprintf(f, "; dualkv %s, commit %s, generator %s; %.3g s. False alarms of everything here together: below %g.\n",
-            dkv_version(), dkv_commit(), DKV_GENERATOR, now() - r->start, r->cli->budget);
-    if (r->gate.least_growth > 0)
-        fprintf(f, "Seeds are fixed. An error is said to have grown where the ratio of its rms to the accepted one is "
-                   "larger than chance explains at %.2g false alarms a test: from %.3g times on, the more the fewer "
-                   "independent rows there are.\n",
-                r->level, r->gate.least_growth);
-    fprintf(f, "\n");
-    putCases(r, f);
-    putDetails(r, f);
-    fprintf(f, "## What was checked\n\n");
-    dkv_writeReportTable(&r->report, f, true);
-    if (r->blind) {
-        fprintf(f, "\n## What would not have been seen\n\n");
-        dkv_writeBlind(&r->report.power, f, "- ", INT_MAX);
-    }
-    bool bad = ferror(f) != 0;
-    if (fclose(f) || bad) return dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", r->summary, strerror(errno));
-    return 0;
-}
-
-/* GitHub's workflow commands: a line each. */
-static void annotate(const char *level, const char *title, const char *line, const char *text) {
-    const char *parts[] = {line, line[0] ? ": " : "", text};
-    printf("::%s title=dualkv gate%%3A %s::", level, title);
-    for (int i = 0; i < 3; i++)
-        for (const unsigned char *c = (const unsigned char *)parts[i]; *c; c++) {
-            if (*c < 32 || *c == '%') printf("%%%02X", *c);
-            else putchar(*c);
-        }
-    printf("\n");
-}
-
-static void annotateAll(const run *r) {
-    char text[4096];
-    int told = 0;
-    for (int k = 0; k < DKV_CH_N; k++) {
-        dkv_sayChanges(&r->gate, (dkv_change_kind)k, text, sizeof text);
-        bool finding = dkv_isFinding(&r->gate, (dkv_change_kind)k);
-        if (text[0]) annotate(finding ? "error" : "notice", dkv_changeRow((dkv_change_kind)k)->name, "", text);
-        told += text[0] && finding;
-    }
-    for (long i = 0; i < r->report.n_cases && told < ANNOTATIONS; i++) {
-        const dkv_report_case *c = &r->report.cases[i];
-        if (!isBad(dkv_findStatus(c->status))) continue;
-        annotate("error", c->status, c->line, c->why);
-        told++;
-    }
 }
 
 static int addChanges(run *r, dkv_err *err) {
@@ -426,37 +289,105 @@ static int addChanges(run *r, dkv_err *err) {
     int rc = 0;
     for (int k = 0; k < DKV_CH_BETTER && !rc; k++) {
         const dkv_change_kind kind = (dkv_change_kind)k;
-        if (!r->has_was && kind != DKV_CH_FLOOR) continue;
+        if (!r->has_was && kind != DKV_CH_FLOOR && kind != DKV_CH_SLOWER) continue;
+        if (kind == DKV_CH_SLOWER && !r->cli->perf) continue;
         dkv_sayChanges(&r->gate, kind, text, sizeof text);
         bool bad = text[0] && dkv_isFinding(&r->gate, kind) && (!r->cli->accept || kind == DKV_CH_FLOOR);
         rc = dkv_addJunit(&r->junit, "changes", "dualkv.gate", dkv_changeRow(kind)->name, 0,
                           bad ? DKV_JUNIT_FAILURE : text[0] ? DKV_JUNIT_SKIPPED : DKV_JUNIT_PASSED, "change", text, "", err);
     }
+    for (int i = 0; i < r->waivers.n && !rc; i++)
+        if (r->met[i] && dkv_isExpired(&r->waivers, &r->waivers.list[i]))
+            rc = dkv_addJunit(&r->junit, "changes", "dualkv.gate", r->waivers.list[i].line, 0, DKV_JUNIT_FAILURE, "waiver",
+                              "its waiver is over", r->waivers.list[i].reason, err);
     return rc;
 }
 
-/* All files, and words. */
+static int addProperties(run *r, dkv_err *err) {
+    char seed[32], name[64];
+    snprintf(seed, sizeof seed, "%" PRIu64, r->seed);
+    const char *const pairs[][2] = {{"kernel", r->cli->kernels[0].text}, {"device", r->now.device ? r->now.device : ""},
+                                    {"dualkv", dkv_version()}, {"commit", dkv_commit()}, {"generator", r->now.generator ? r->now.generator : ""},
+                                    {"oracle", r->now.oracle ? r->now.oracle : ""}, {"fuzz-seed", seed}};
+    int rc = 0;
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs && !rc; i++) rc = dkv_addJunitProperty(&r->junit, pairs[i][0], pairs[i][1], err);
+    for (int i = 0; i < DKV_GATE_ARITHMETICS && r->arithmetic[i].cases && !rc; i++) {
+        snprintf(name, sizeof name, "arithmetic-%s-%d", r->arithmetic[i].declared ? "declared" : "assumed", i + 1);
+        rc = dkv_addJunitProperty(&r->junit, name, r->arithmetic[i].words, err);
+    }
+    return rc;
+}
+
+static int makePage(const run *r, dkv_err *err) {
+    const char *paths[2] = {r->records, r->perf_path};
+    dkv_cli page = {.html = r->html, .words = paths, .n_words = 1};
+    struct stat s;
+    if (stat(r->records, &s) != 0 || !S_ISREG(s.st_mode)) return 0; /* nothing that can be read again */
+    page.n_words += r->perf_file.written && stat(r->perf_path, &s) == 0 && S_ISREG(s.st_mode);
+    return dkv_makeReport(&page, err);
+}
+
+/* A copy of the records in the folder of --history, under a name that sorts by time. */
+static int keepHistory(const run *r, dkv_err *err) {
+    char path[PATH_MAX], temporary[PATH_MAX];
+    const char *const parts[2] = {r->records, r->perf_path};
+    int n = snprintf(path, sizeof path, "%s/%s-%s-%d.jsonl", r->cli->history, dkv_startTime(), dkv_commit(), (int)getpid());
+    if (n < 0 || (size_t)n + 5 > sizeof path) return dkv_fail(err, DKV_EHARNESS, "--history: the name is too long");
+    snprintf(temporary, sizeof temporary, "%.*s.part", (int)sizeof path - 6, path);
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    int rc = fd >= 0 ? 0 : dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", temporary, strerror(errno));
+    for (int i = 0; i < (r->perf_file.written ? 2 : 1) && !rc; i++) rc = dkv_copyBytes(parts[i], fd, err);
+    if (!rc && rename(temporary, path) != 0) rc = dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    if (fd >= 0 && rc) unlink(temporary);
+    return rc;
+}
+
+/* Each of the files, also where another could not be written; the first that could not is said. */
+static int writeAll(run *r, int code, bool accepted, dkv_err *err) {
+    int (*const writers[])(run *, dkv_err *) = {addChanges, addProperties};
+    dkv_err why[7] = {{0}};
+    int n = 0;
+    for (int i = 0; i < 2; i++) writers[i](r, &why[n++]);
+    dkv_writeJunit(&r->junit, r->junit_path, &why[n++]);
+    dkv_writeGateSummary(r, code, &why[n++]);
+    makePage(r, &why[n++]);
+    if (r->cli->history) keepHistory(r, &why[n++]);
+    if (accepted && !dkv_keepKernel(r, &why[n])) dkv_writeAccepted(&r->now, r->accepted_path, &why[n]);
+    for (int i = 0; i < 7; i++)
+        if (why[i].code) {
+            *err = why[i];
+            return (int)err->code;
+        }
+    return 0;
+}
+
+/* Words, all files, annotations; the exit code. */
 static int conclude(run *r, dkv_err *err) {
-    int code;
+    const dkv_cli *cli = r->cli;
     dkv_sortAccepted(&r->now);
-    r->gate.new_bits = r->cli->new_bits;
-    r->blind = r->suites ? dkv_countBlind(&r->report.power) : 0;
-    int rc = dkv_checkFloor(&r->gate, &r->now, r->cli->floor, err);
+    r->gate.new_bits = cli->new_bits;
+    r->gate.partial = r->interrupted || r->trouble.code;
+    r->blind = r->suites && !r->gate.partial ? dkv_countBlind(&r->report.power) : 0;
+    r->seconds = now() - r->start;
+    int rc = dkv_checkFloor(&r->gate, &r->now, cli->floor, err);
     if (!rc && r->has_was) rc = dkv_compareAccepted(&r->gate, &r->was, &r->now, err);
     if (rc) return dkv_complain(err);
-    code = exitOf(r);
-    rc = addChanges(r, err);
-    if (!rc) rc = dkv_writeJunit(&r->junit, r->junit_path, err);
-    if (!rc) rc = writeSummary(r, code, err);
-    if (!rc && r->cli->accept) rc = dkv_writeAccepted(&r->now, r->accepted_path, err);
-    if (rc) return dkv_complain(err);
-    if (!r->cli->quiet || code) putVerdict(r, stdout, code, false);
-    if (!r->cli->quiet) dkv_sayRefusals(&r->refused, stdout);
-    if (!r->cli->quiet)
-        printf("  %s, %s, %s%s%s\n", r->summary, r->junit_path, r->records, r->cli->accept ? "; accepted: " : "",
-               r->cli->accept ? r->accepted_path : "");
-    if (r->cli->annotations) annotateAll(r);
-    return code;
+    int code = exitOf(r);
+    if (r->trouble.code && code != DKV_EXIT_DEFECT) code = DKV_EXIT_NOTHING;
+    if (!cli->quiet || code) dkv_sayGate(r, stdout, code, false);
+    if (!cli->quiet) dkv_sayRefusals(&r->refused, stdout);
+    bool accepted = cli->accept && !r->gate.partial && code != DKV_EXIT_NOTHING;
+    int written = writeAll(r, code, accepted, err);
+    if (!cli->quiet)
+        printf("  %s, %s, %s, %s%s%s\n", r->summary, r->html, r->junit_path, r->records, accepted && !written ? "; accepted: " : "",
+               accepted && !written ? r->accepted_path : "");
+    if (cli->annotations) dkv_annotateGate(r);
+    if (cli->accept && !accepted)
+        fprintf(stderr, "dualkv: nothing was accepted: %s\n", r->interrupted ? "the run was interrupted" : "nothing was learned");
+    if (written && cli->annotations) dkv_annotateError(err->text);
+    if (written) rc = dkv_complain(err);
+    return r->interrupted ? 128 + r->interrupted : code == DKV_EXIT_DEFECT || !rc ? code : rc;
 }
 
 static void freeRun(run *r) {
@@ -466,47 +397,69 @@ static void freeRun(run *r) {
     dkv_freeAccepted(&r->now);
     dkv_freeGate(&r->gate);
     dkv_freeWaivers(&r->waivers);
+    for (int i = 0; i < r->n_timed; i++) free(r->timed[i].line);
+    free(r->timed);
+    free(r->met);
     free(r->records);
+    free(r->perf_path);
+    free(r->html);
     free(r->junit_path);
     free(r->summary);
     free(r->accepted_path);
+}
+
+/* Words and files, looked at before anything runs. */
+static int prepare(run *r, dkv_selection *sel, double *seconds, dkv_err *err) {
+    static const char *const usual[] = {"ci", "corpus"};
+    const dkv_cli *cli = r->cli;
+    int rc = checkWords(r, err);
+    r->shares = 3 + cli->perf;
+    if (!rc) rc = dkv_parseSeed(cli->seed, &r->seed, err);
+    if (!rc) rc = dkv_parseTime(cli->time, seconds, err);
+    if (!rc) rc = dkv_parseProfile(cli->profile, &r->profile, err);
+    if (!rc) rc = dkv_selectWords(cli->n_words ? cli->words : usual, cli->n_words ? cli->n_words : 2, sel, err);
+    if (!rc && cli->forward) rc = dkv_forwardSelection(sel, err);
+    if (!rc && cli->perf_lines) rc = dkv_selectWords(&cli->perf_lines, 1, &r->perf_lines, err);
+    if (!rc) rc = loadWaivers(r, err);
+    if (!rc) rc = openPlaces(r, err);
+    if (!*seconds && !cli->cases) *seconds = TIME;
+    r->suites = sel->from_suites > 1;
+    return rc;
 }
 
 int dkv_cmdGate(const dkv_cli *cli) {
     static run r; /* static: outlive an interrupted run's threads */
     static dkv_session session;
     static dkv_fits fits;
-    static const char *const usual[] = {"ci", "corpus"};
     dkv_selection sel = {0};
     dkv_err err = {0};
     double seconds = 0;
     r = (run){.cli = cli, .start = now()};
-    int rc = checkWords(&r, &err);
-    if (!rc) rc = dkv_parseSeed(cli->seed, &r.seed, &err);
-    if (!rc) rc = dkv_parseTime(cli->time, &seconds, &err);
-    if (!rc) rc = dkv_parseProfile(cli->profile, &r.profile, &err);
-    if (!rc) rc = dkv_selectWords(cli->n_words ? cli->words : usual, cli->n_words ? cli->n_words : 2, &sel, &err);
-    if (!rc && cli->forward) rc = dkv_forwardSelection(&sel, &err);
-    if (!rc) rc = loadWaivers(&r, &err);
-    if (!rc) rc = openPlaces(&r, &err);
-    if (!seconds && !cli->cases) seconds = TIME;
-    r.suites = sel.from_suites > 1;
+    int rc = prepare(&r, &sel, &seconds, &err);
     if (!rc) rc = runSuite(&r, &sel, &fits, &session, &err);
+    if (rc && cli->annotations) dkv_annotateError(err.text);
+    bool ran = !rc;
     if (!rc && dkv_closeRecords(&r.file, &err) && !r.trouble.code) r.trouble = err;
+    if (!rc && cli->perf && !session.stopped && !r.trouble.code) {
+        dkv_sortAccepted(&r.now);
+        rc = dkv_timeGate(&r, cli->perf_lines ? &r.perf_lines : &sel, &err);
+        if (!rc) rc = dkv_closeRecords(&r.perf_file, &err);
+    }
     double left = seconds > 0 ? seconds - (now() - r.start) : 0;
-    bool fuzz = !rc && !cli->no_fuzz && !session.stopped && !r.trouble.code && (seconds > 0 ? left > 0 : cli->cases > 0);
+    bool fuzz = !rc && !cli->no_fuzz && !dkv_stopRequested && !r.trouble.code && (seconds > 0 ? left > 0 : cli->cases > 0);
     if (fuzz) rc = runFuzz(&r, left, &fits, &err);
-    int code = rc ? dkv_complain(&err) : r.trouble.code ? dkv_complain(&r.trouble) : 0;
-    if (!code && dkv_stopRequested) {
-        fprintf(stderr, "dualkv: interrupted after %ld of %ld cases; records: %s\n", session.finished, session.n_items,
-                r.records);
-        code = 128 + dkv_stopRequested;
-    } else if (!code) code = conclude(&r, &err);
+    if (!r.trouble.code) r.interrupted = dkv_stopRequested;
+    if (rc && ran && !r.trouble.code) r.trouble = err;
+    int code = ran ? conclude(&r, &err) : dkv_complain(&err);
+    if (r.trouble.code) code = code == DKV_EXIT_DEFECT ? (dkv_complain(&r.trouble), code) : dkv_complain(&r.trouble);
+    if (r.interrupted)
+        fprintf(stderr, "dualkv: interrupted after %ld of %ld cases; records: %s\n", session.finished, session.n_items, r.records);
     if (session.stopped) { /* threads in an oracle may still run: leave without unwinding */
         fflush(NULL);
         _exit(code);
     }
     dkv_freeSelection(&sel);
+    dkv_freeSelection(&r.perf_lines);
     freeRun(&r);
     return code;
 }

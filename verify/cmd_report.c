@@ -65,24 +65,28 @@ static void saySkipped(const dkv_gather *g) {
     }
 }
 
-int dkv_cmdReport(const dkv_cli *cli) {
+int dkv_makeReport(const dkv_cli *cli, dkv_err *err) {
     dkv_gather g = {0};
-    dkv_err err = {0};
     int rc = 0;
     long records = 0;
     char *command = commandOf(cli);
     if (cli->n_words == 0)
-        rc = dkv_fail(&err, DKV_EUSER, "report: which records? (a file that --json wrote)");
+        rc = dkv_fail(err, DKV_EUSER, "report: which records? (a file that --json wrote)");
     else if (!command)
-        rc = dkv_fail(&err, DKV_EHARNESS, "out of memory for a command");
-    for (int i = 0; i < cli->n_words && !rc; i++) rc = gatherFile(&g, cli->words[i], &err);
+        rc = dkv_fail(err, DKV_EHARNESS, "out of memory for a command");
+    for (int i = 0; i < cli->n_words && !rc; i++) rc = gatherFile(&g, cli->words[i], err);
     for (int i = 0; i < g.n_files; i++) records += g.files[i].records;
     if (!rc) saySkipped(&g);
-    if (!rc && records == 0) rc = dkv_fail(&err, DKV_EHARNESS, "report: no record in what was given");
-    if (!rc && cli->html) rc = dkv_writeHtml(&g, cli->html, command, &err);
-    if (!rc && cli->markdown) rc = dkv_writePage(&g, cli->markdown, command, &err);
-    if (!rc && !cli->html && !cli->markdown) rc = writeTable(&g, &err);
+    if (!rc && records == 0) rc = dkv_fail(err, DKV_EHARNESS, "report: no record in what was given");
+    if (!rc && cli->html) rc = dkv_writeHtml(&g, cli->html, command, err);
+    if (!rc && cli->markdown) rc = dkv_writePage(&g, cli->markdown, command, err);
+    if (!rc && !cli->html && !cli->markdown) rc = writeTable(&g, err);
     dkv_freeGather(&g);
     free(command);
-    return rc ? dkv_complain(&err) : DKV_EXIT_OK;
+    return rc;
+}
+
+int dkv_cmdReport(const dkv_cli *cli) {
+    dkv_err err = {0};
+    return dkv_makeReport(cli, &err) ? dkv_complain(&err) : DKV_EXIT_OK;
 }

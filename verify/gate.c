@@ -17,9 +17,12 @@ static const dkv_change_row rows[DKV_CH_N] = {
     [DKV_CH_BITS] = {"bits", "the bits changed in %ld lines", true},
     [DKV_CH_GENERATOR] = {"generator", "%ld", true},
     [DKV_CH_PROGRAM] = {"program", "%ld", true},
+    [DKV_CH_ORACLE] = {"oracle", "%ld", true},
     [DKV_CH_FLOOR] = {"coverage", "%ld", true},
+    [DKV_CH_SLOWER] = {"slower", "%ld times are longer", true},
     [DKV_CH_BETTER] = {"better", "%ld lines have a better status", false},
     [DKV_CH_NEW] = {"new", "%ld lines are new", false},
+    [DKV_CH_WAIVED] = {"waived", "%ld lines have a worse status that is excused", false},
     [DKV_CH_TIGHTENED] = {"arithmetic", "the arithmetic is another, not looser, in %ld lines", false},
     [DKV_CH_KERNEL] = {"kernel", "%ld", false},
     [DKV_CH_DEVICE] = {"device", "%ld", false},
@@ -36,8 +39,7 @@ void dkv_freeGate(dkv_gate *g) {
     memset(g, 0, sizeof *g);
 }
 
-__attribute__((format(printf, 6, 7))) static int tell(dkv_gate *g, dkv_err *err, dkv_change_kind kind,
-                                                      const char *line, double size, const char *fmt, ...) {
+int dkv_tellChange(dkv_gate *g, dkv_err *err, dkv_change_kind kind, const char *line, double size, const char *fmt, ...) {
     if (g->n == g->room) {
         long room = g->room ? 2 * g->room : 64;
         dkv_change *list = realloc(g->list, (size_t)room * sizeof *list);
@@ -159,9 +161,13 @@ static int compareStatus(dkv_gate *g, const dkv_accepted_row *was, const dkv_acc
     const char *a = dkv_statusRow(was->status)->name, *b = dkv_statusRow(now->status)->name;
     if (was->status == now->status) return 0;
     if (now->status == DKV_ST_UNSUPPORTED)
-        return tell(g, err, DKV_CH_REFUSED, now->line, 0, "was %s and is now refused: %s", a, why);
+        return dkv_tellChange(g, err, DKV_CH_REFUSED, now->line, 0, "was %s and is now refused: %s", a, why);
     bool worse = severity(now->status) >= severity(was->status) && now->status != DKV_ST_PASSED;
-    return tell(g, err, worse ? DKV_CH_STATUS : DKV_CH_BETTER, now->line, 0, "was %s and is now %s", a, b);
+    if (worse && now->excused)
+        return dkv_tellChange(g, err, DKV_CH_WAIVED, now->line, 0, "was %s and is now %s, which is waived: %s", a, b,
+                              now->excused);
+    return dkv_tellChange(g, err, worse ? DKV_CH_STATUS : DKV_CH_BETTER, now->line, 0, "was %s and is now %s%s%s", a, b,
+                          worse && why[0] ? ": " : "", worse ? why : "");
 }
 
 /* `other`: tiles or order are others, so that errors fall otherwise: what is predicted of them is then the least yardstick. */
@@ -183,7 +189,7 @@ static int compareErrors(dkv_gate *g, const dkv_accepted_row *was, const dkv_acc
         worst = id;
     }
     if (worst < 0) return 0;
-    return tell(g, err, DKV_CH_GREW, now->line, most,
+    return dkv_tellChange(g, err, DKV_CH_GREW, now->line, most,
                 "the error of %s grew %.3g times (rms against the twin %.3g -> %.3g; with %.3g independent rows chance "
                 "explains at most %.3g times)",
                 dkv_tensorName((dkv_tensor_id)worst), most, was->tensor[worst].rms, now->tensor[worst].rms, dof, limit);
@@ -192,8 +198,8 @@ static int compareErrors(dkv_gate *g, const dkv_accepted_row *was, const dkv_acc
 static int compareBits(dkv_gate *g, const dkv_accepted_row *was, const dkv_accepted_row *now, dkv_err *err) {
     if (!was->bits[0] || strcmp(was->bits, now->bits) == 0) return 0;
     if (!now->bits[0])
-        return tell(g, err, DKV_CH_BITS, now->line, 0, "repeatable bits are not promised any more");
-    return tell(g, err, DKV_CH_BITS, now->line, 0, "the bits changed where repeatable ones are promised (%s -> %s)",
+        return dkv_tellChange(g, err, DKV_CH_BITS, now->line, 0, "repeatable bits are not promised any more");
+    return dkv_tellChange(g, err, DKV_CH_BITS, now->line, 0, "the bits changed where repeatable ones are promised (%s -> %s)",
                 was->bits, now->bits);
 }
 
@@ -204,7 +210,7 @@ static int compareRow(dkv_gate *g, const dkv_accepted_row *was, const dkv_accept
     if (rc || !was->judged || !now->judged) return rc;
     how = compareArithmetic(was, now, words, sizeof words);
     if (how)
-        rc = tell(g, err, how == 1 ? DKV_CH_LOOSENED : DKV_CH_TIGHTENED, now->line, 0,
+        rc = dkv_tellChange(g, err, how == 1 ? DKV_CH_LOOSENED : DKV_CH_TIGHTENED, now->line, 0,
                   "the %s arithmetic is %s: %s", now->declared || was->declared ? "declared" : "fitting",
                   how == 1 ? "looser" : "another", words);
     if (rc || !alike || was->status != now->status) return rc;
@@ -212,31 +218,43 @@ static int compareRow(dkv_gate *g, const dkv_accepted_row *was, const dkv_accept
     return rc || !device ? rc : compareBits(g, was, now, err);
 }
 
-int dkv_compareAccepted(dkv_gate *g, const dkv_accepted *was, const dkv_accepted *now, dkv_err *err) {
+/* What is of the whole run. `alike`: errors can be compared. */
+static int compareHeads(dkv_gate *g, const dkv_accepted *was, const dkv_accepted *now, bool *alike, dkv_err *err) {
     bool generator = strcmp(was->generator, now->generator) == 0, program = strcmp(was->program, now->program) == 0;
-    bool device = strcmp(was->device, now->device) == 0;
+    bool oracle = strcmp(was->oracle, now->oracle) == 0;
     int rc = 0;
+    *alike = generator && program && oracle;
     if (!generator)
-        rc = tell(g, err, DKV_CH_GENERATOR, "", 0,
+        rc = dkv_tellChange(g, err, DKV_CH_GENERATOR, "", 0,
                   "the generator of inputs is version %s and was %s: errors and bits cannot be compared, accept anew",
                   now->generator, was->generator);
     if (!rc && !program)
-        rc = tell(g, err, DKV_CH_PROGRAM, "", 0,
-                  "the program with its oracle is version %s and was %s: errors and bits are not compared, accept anew",
-                  now->program, was->program);
+        rc = dkv_tellChange(g, err, DKV_CH_PROGRAM, "", 0,
+                  "the program is version %s and was %s: errors and bits are not compared, accept anew", now->program,
+                  was->program);
+    if (!rc && !oracle)
+        rc = dkv_tellChange(g, err, DKV_CH_ORACLE, "", 0,
+                  "truth, bound and twin are those of oracle version %s and were of %s: errors and bits are not compared, "
+                  "accept anew", now->oracle, was->oracle);
     if (!rc && strcmp(was->kernel, now->kernel) != 0)
-        rc = tell(g, err, DKV_CH_KERNEL, "", 0, "the accepted kernel is %s, this one %s", was->kernel, now->kernel);
-    if (!rc && !device)
-        rc = tell(g, err, DKV_CH_DEVICE, "", 0, "accepted on %s, run on %s: bits are not compared", was->device,
+        rc = dkv_tellChange(g, err, DKV_CH_KERNEL, "", 0, "the accepted kernel is %s, this one %s", was->kernel, now->kernel);
+    if (!rc && strcmp(was->device, now->device) != 0)
+        rc = dkv_tellChange(g, err, DKV_CH_DEVICE, "", 0, "accepted on %s, run on %s: bits are not compared", was->device,
                   now->device);
-    for (long i = 0; i < was->n && !rc; i++)
+    return rc;
+}
+
+int dkv_compareAccepted(dkv_gate *g, const dkv_accepted *was, const dkv_accepted *now, dkv_err *err) {
+    bool alike, device = strcmp(was->device, now->device) == 0;
+    int rc = compareHeads(g, was, now, &alike, err);
+    for (long i = 0; i < was->n && !rc && !g->partial; i++)
         if (!dkv_findAccepted(now, was->rows[i].line))
-            rc = tell(g, err, DKV_CH_MISSING, was->rows[i].line, 0, "was accepted as %s and did not run",
+            rc = dkv_tellChange(g, err, DKV_CH_MISSING, was->rows[i].line, 0, "was accepted as %s and did not run",
                       dkv_statusRow(was->rows[i].status)->name);
     for (long i = 0; i < now->n && !rc; i++) {
         const dkv_accepted_row *old = dkv_findAccepted(was, now->rows[i].line);
-        rc = old ? compareRow(g, old, &now->rows[i], generator && program, device, err)
-                 : tell(g, err, DKV_CH_NEW, now->rows[i].line, 0, "is new");
+        rc = old ? compareRow(g, old, &now->rows[i], alike, device, err)
+                 : dkv_tellChange(g, err, DKV_CH_NEW, now->rows[i].line, 0, "is new");
     }
     return rc;
 }
@@ -246,7 +264,7 @@ int dkv_checkFloor(dkv_gate *g, const dkv_accepted *now, double percent, dkv_err
     for (long i = 0; i < now->n; i++) refused += now->rows[i].status == DKV_ST_UNSUPPORTED;
     double taken = now->n ? 100.0 * (double)(now->n - refused) / (double)now->n : 0;
     if (taken >= percent) return 0;
-    return tell(g, err, DKV_CH_FLOOR, "", 0,
+    return dkv_tellChange(g, err, DKV_CH_FLOOR, "", 0,
                 "the kernel refuses %ld of %ld lines: it takes %.3g %%, and at least %.3g %% are asked for (--floor)",
                 refused, now->n, taken, percent);
 }

@@ -20,10 +20,13 @@ typedef enum dkv_change_kind {
     DKV_CH_LOOSENED,  /* arithmetic */
     DKV_CH_BITS,      /* where repeatable ones are promised; or that promise withdrawn */
     DKV_CH_GENERATOR, /* other inputs: errors and bits are not compared */
-    DKV_CH_PROGRAM,   /* another version of this program, oracle included: the same */
+    DKV_CH_PROGRAM,   /* another version of this program: the same */
+    DKV_CH_ORACLE,    /* of what judges: truth, bound, twin: the same */
     DKV_CH_FLOOR,     /* refuses too much */
+    DKV_CH_SLOWER,    /* than the accepted kernel, in the same run (perf.h) */
     DKV_CH_BETTER,    /* this and all below: told, no finding */
     DKV_CH_NEW,
+    DKV_CH_WAIVED, /* a worse status that a waiver excuses */
     DKV_CH_TIGHTENED,
     DKV_CH_KERNEL,
     DKV_CH_DEVICE, /* another one: bits are not compared */
@@ -45,6 +48,7 @@ typedef struct dkv_change {
 
 typedef struct dkv_gate {
     bool new_bits; /* in: other bits are no finding */
+    bool partial;  /* in: the run was interrupted, and lines that did not run are none */
     dkv_change *list;
     long n, room, counts[DKV_CH_N];
     double least_growth; /* out: the smallest ratio that chance does not explain, of all tests made; 0: none made */
@@ -54,6 +58,9 @@ typedef struct dkv_gate {
 int dkv_compareAccepted(dkv_gate *g, const dkv_accepted *was, const dkv_accepted *now, dkv_err *err);
 /* A kernel that refuses more than 100 - percent of the lines fails. */
 int dkv_checkFloor(dkv_gate *g, const dkv_accepted *now, double percent, dkv_err *err);
+/* Adds a change that is found elsewhere; `line` may be "". */
+__attribute__((format(printf, 6, 7))) int dkv_tellChange(dkv_gate *g, dkv_err *err, dkv_change_kind kind, const char *line,
+                                                         double size, const char *fmt, ...);
 /* Changes that are findings. */
 long dkv_countFindings(const dkv_gate *g);
 bool dkv_isFinding(const dkv_gate *g, dkv_change_kind k);
