@@ -31,7 +31,7 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
   MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 .SECONDARY:
-.PHONY: help all test test-unit test-one test-python test-wheel test-house test-fuzz test-long verify bench deps install bundle wheel wheel-files cuda clean FORCE
+.PHONY: help all test test-unit test-one test-python test-wheel test-house test-browser test-fuzz test-long verify bench deps install bundle wheel wheel-files cuda clean FORCE
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -134,13 +134,14 @@ test-house: ## each header compiles alone; includes go in the rooms' direction
 test-wheel: wheel ## the wheel in a fresh virtual environment
 	@$(FIND_PYTHON); $$p verify/python/tests/check_wheel.py $(B)/dist/dualkv-$(VERSION)-*.whl
 
-test: ## everything CI runs: unit tests, the same under sanitizers, Python, self-test, a minute of fuzzing, CUDA build
+test: ## everything CI runs: unit tests, the same under sanitizers, Python, self-test, `verify` and its page, a minute of fuzzing, CUDA
 	$(MAKE) test-house
 	$(MAKE) all test-unit
 	$(MAKE) test-python
 	$(MAKE) test-wheel
 	$(MAKE) B=$(B)/san SAN=1 test-unit
 	$(B)/dualkv selftest
+	$(MAKE) test-browser
 	$(MAKE) test-fuzz
 	$(MAKE) cuda
 
@@ -159,7 +160,16 @@ verify: all $(if $(wildcard /dev/nvidia0),cuda) ## judge the kernels on suite ci
 	@mkdir -p $(B)/verify
 	$(Q)gpu=; if $(B)/dualkv list device >$(B)/verify/device.txt 2>/dev/null; then gpu='device --kernel cuda'; fi; \
 	DUALKV_DATA=data $(B)/dualkv check ci recorded --kernel emu $$gpu --json $(B)/verify/records.jsonl; s=$$?; \
-	$(B)/dualkv report --html $(B)/verify/report.html --markdown $(B)/verify/report.md $(B)/verify/records.jsonl && exit $$s
+	$(B)/dualkv report --html $(B)/verify/report.html --markdown $(B)/verify/report.md $(B)/verify/records.jsonl && \
+	echo "the report: $(B)/verify/report.html" && exit $$s
+
+# Installs Chromium where it may; without one the test says so.
+FIND_CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
+test-browser: verify ## the HTML of `make verify`, and one of everything, in a headless Chromium
+	@$(FIND_CHROMIUM) >/dev/null || { S=; [ "$$(id -u)" = 0 ] || S="sudo -n"; echo "installing chromium"; \
+	  $$S apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$S apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core \
+	    >/dev/null 2>&1 || echo "cannot install chromium"; }
+	@DUALKV_DATA=data python3 reports/test_browser.py --program $(B)/dualkv $(B)/verify/report.html
 
 bench: all ## speed of the fp64 reference against dgemm on this machine
 	DUALKV_DATA=data $(B)/dualkv bench --kernel ref 'shape=2048+8x256 heads=8:2 dim=128'
