@@ -7,7 +7,7 @@
 #include "../ref/problem.h"
 #include "report_text.h"
 
-enum { STRATA_SHOWN = 100, FAULTS_SHOWN = 12, NAME_SHOWN = 120 };
+enum { STRATA_SHOWN = 100, FAULTS_SHOWN = 12, FAILURES_OPEN = 20, NAME_SHOWN = 120 };
 
 static const char *maskName(int m) { return dkv_maskName((dualkv_mask_kind)m); }
 static const char *dtypeName(int d) { return dkv_dtypeName((dualkv_dtype)d); }
@@ -31,25 +31,34 @@ static void writeHead(FILE *f, const char *const *names, int n) {
 
 /* ---- errors ---- */
 
-static void writeErrorRow(const dkv_gather_row *w, int m, int d, int t, FILE *f) {
-    fprintf(f, "<tr%s><th scope=\"row\">%s</th><td>%s</td><td>%s</td><td>%ld</td><td>", w->outside ? " class=\"bad\"" : "",
-            maskName(m), dtypeName(d), dkv_tensorName((dkv_tensor_id)t), w->cases);
+static void writeErrorCell(const dkv_gather_row *w, FILE *f) {
+    if (!w->cases) {
+        fputs("<td class=\"gap\">–</td>", f);
+        return;
+    }
+    fputs(w->outside ? "<td class=\"bad n\"><b>" : "<td class=\"n\">", f);
     dkv_writeFigure(f, w->max_ratio);
-    fputs("</td><td>", f);
-    if (isfinite(w->most_rms)) fprintf(f, "%.2f to %.2f", w->least_rms, w->most_rms);
-    else fputs("–", f);
-    fprintf(f, "</td><td>%ld</td></tr>\n", w->outside);
+    if (w->outside) fprintf(f, "</b>, %ld outside", w->outside);
+    if (isfinite(w->most_rms)) fprintf(f, "<br><small>%.2f to %.2f</small>", w->least_rms, w->most_rms);
+    fputs("</td>", f);
 }
 
 void dkv_writeErrorTable(const dkv_gather_kernel *k, FILE *f) {
-    static const char *const head[] = {"mask", "dtype", "tensor", "cases", "worst err/bound", "residual to the twin (rms z)",
-                                       "cases outside the bound"};
-    dkv_beginTable(f, "Worst error over bound and range of the residual, by mask, dtype and tensor", k->name);
-    writeHead(f, head, 7);
+    dkv_beginTable(f, "Worst error over bound (below it: range of the residual to the twin, rms z), by mask, dtype and tensor",
+                   k->name);
+    fputs("<thead><tr><th scope=\"col\">mask</th><th scope=\"col\">dtype</th><th scope=\"col\">cases</th>", f);
+    for (int t = 0; t < DKV_N_OUTPUTS; t++) fprintf(f, "<th scope=\"col\">%s</th>", dkv_tensorName((dkv_tensor_id)t));
+    fputs("</tr></thead><tbody>\n", f);
     for (int m = 0; m < DKV_GATHER_MASKS; m++)
-        for (int d = 0; d < DKV_GATHER_DTYPES; d++)
+        for (int d = 0; d < DKV_GATHER_DTYPES; d++) {
+            long cases = 0;
             for (int t = 0; t < DKV_N_OUTPUTS; t++)
-                if (k->rows[m][d][t].cases) writeErrorRow(&k->rows[m][d][t], m, d, t, f);
+                if (k->rows[m][d][t].cases > cases) cases = k->rows[m][d][t].cases;
+            if (!cases) continue;
+            fprintf(f, "<tr><th scope=\"row\">%s</th><td>%s</td><td>%ld</td>", maskName(m), dtypeName(d), cases);
+            for (int t = 0; t < DKV_N_OUTPUTS; t++) writeErrorCell(&k->rows[m][d][t], f);
+            fputs("</tr>\n", f);
+        }
     dkv_endTable(f);
 }
 
@@ -243,16 +252,22 @@ static void writeFailure(const dkv_gather_case *c, FILE *f) {
 }
 
 void dkv_writeFailures(const dkv_gather_kernel *k, FILE *f, long most) {
-    long left = k->cases_left_out;
+    long left = k->cases_left_out, told = 0;
     if (!k->n_cases) return;
     fputs("<ol class=\"cases\">\n", f);
     for (int defect = 1; defect >= 0; defect--)
         for (int i = 0; i < k->n_cases; i++) {
             if (dkv_statusRow(k->cases[i].status)->defect != (bool)defect) continue;
-            if (ftell(f) < most) writeFailure(&k->cases[i], f);
-            else left++;
+            if (ftell(f) >= most) {
+                left++;
+                continue;
+            }
+            if (told == FAILURES_OPEN)
+                fprintf(f, "</ol><details><summary>The further ones</summary><ol class=\"cases\" start=\"%ld\">\n", told + 1);
+            writeFailure(&k->cases[i], f);
+            told++;
         }
-    fputs("</ol>\n", f);
+    fputs(told > FAILURES_OPEN ? "</ol></details>\n" : "</ol>\n", f);
     if (left) fprintf(f, "<p>%ld more are in the records.</p>\n", left);
 }
 

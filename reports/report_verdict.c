@@ -135,6 +135,8 @@ static void writeEvidence(const dkv_gather_kernel *k, FILE *f) {
     if (k->profiles.n) {
         fputs("It declares none, and behaves as: ", f);
         dkv_writeWords(&k->profiles, true, f);
+    } else if (!k->arithmetic.n) {
+        fputs("Not in the records.", f);
     } else if (k->arithmetic.n == 1) {
         dkv_writeText(f, k->arithmetic.word[0], 300);
     } else {
