@@ -10,7 +10,7 @@ WARN     := -Wall -Wextra -Werror -Wshadow -Wvla -Wstrict-prototypes -Wmissing-p
 OPT      := -O2 -ftree-vectorize
 CPPFLAGS += -D_GNU_SOURCE -DDUALKV_VERSION='"$(VERSION)"' -DDUALKV_DATADIR='"$(PREFIX)/share/dualkv"'
 CFLAGS   := -std=c11 $(OPT) -g -fPIC -fno-math-errno -fno-trapping-math -ffp-contract=off -pthread -MMD -MP $(WARN)
-LDLIBS   := -lopenblas -lcjson -lquadmath -ldl -lm -pthread
+LDLIBS   := -lopenblas -lcjson -l:libsqlite3.a -lquadmath -ldl -lm -pthread
 ifeq ($(SAN),1)
   CFLAGS  += -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
   LDFLAGS += -fsanitize=address,undefined
@@ -101,9 +101,9 @@ test-one: $(B)/test/$(T) all $(TESTKERNELS) ## one test: make test-one T=ref/tes
 	DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/$(T)
 
 # Installs what is missing, once, where it may.
-DEPS := libopenblas-dev libcmocka-dev librandom123-dev libcjson-dev python3-numpy python3-yaml gnuplot-nox libxml2-utils
+DEPS := libopenblas-dev libcmocka-dev librandom123-dev libcjson-dev libsqlite3-dev python3-numpy python3-yaml gnuplot-nox libxml2-utils
 deps: ## install the packages that are needed (Debian, Ubuntu)
-	@if ! printf '#include <stdarg.h>\n#include <stddef.h>\n#include <setjmp.h>\n#include <stdint.h>\n#include <cmocka.h>\n#include <cblas.h>\n#include <cjson/cJSON.h>\n#include <Random123/philox.h>\n' \
+	@if ! printf '#include <stdarg.h>\n#include <stddef.h>\n#include <setjmp.h>\n#include <stdint.h>\n#include <cmocka.h>\n#include <cblas.h>\n#include <cjson/cJSON.h>\n#include <sqlite3.h>\n#include <Random123/philox.h>\n' \
 	    | $(CC) -fsyntax-only -xc - 2>/dev/null || ! command -v xmllint >/dev/null || ! /usr/bin/python3 -c 'import yaml' 2>/dev/null; then \
 	  echo "installing $(DEPS)"; S=; [ "$$(id -u)" = 0 ] || S=sudo; \
 	  $$S apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$S apt-get install -y -qq --no-install-recommends $(DEPS) >/dev/null \

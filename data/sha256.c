@@ -62,6 +62,40 @@ void dkv_digestBytes(const void *data, size_t n, char hex[65]) {
     finish(h, last, n - whole, n, hex);
 }
 
+void dkv_startDigest(dkv_digest *d) {
+    *d = (dkv_digest){0};
+    memcpy(d->h, start, sizeof d->h);
+}
+
+void dkv_addDigest(dkv_digest *d, const void *data, size_t n) {
+    const unsigned char *bytes = data;
+    d->total += n;
+    while (n) {
+        if (d->have == 0 && n >= 64) { /* a whole block where it lies */
+            add_block(d->h, bytes);
+            bytes += 64;
+            n -= 64;
+            continue;
+        }
+        size_t part = n < 64 - d->have ? n : 64 - d->have;
+        memcpy(d->rest + d->have, bytes, part);
+        bytes += part;
+        n -= part;
+        d->have += part;
+        if (d->have < 64) return;
+        add_block(d->h, d->rest);
+        d->have = 0;
+    }
+}
+
+void dkv_endDigest(const dkv_digest *d, char hex[65]) {
+    unsigned char last[128];
+    uint32_t h[8];
+    memcpy(h, d->h, sizeof h);
+    memcpy(last, d->rest, d->have);
+    finish(h, last, d->have, d->total, hex);
+}
+
 int dkv_hashFile(const char *path, char hex[65], dkv_err *err) {
     enum { CHUNK = 1 << 16 };
     uint32_t h[8];

@@ -3,6 +3,7 @@
 #define DKV_SHA256_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "../ref/dkv_err.h"
 
@@ -10,4 +11,15 @@
 int dkv_hashFile(const char *path, char hex[65], dkv_err *err);
 /* Of n bytes in memory. */
 void dkv_digestBytes(const void *data, size_t n, char hex[65]);
+
+/* Piece by piece: start, add…, end; a state may be ended and then added to further. */
+typedef struct dkv_digest {
+    uint32_t h[8];
+    unsigned char rest[64];
+    size_t have;    /* of rest */
+    uint64_t total; /* bytes */
+} dkv_digest;
+void dkv_startDigest(dkv_digest *d);
+void dkv_addDigest(dkv_digest *d, const void *data, size_t n);
+void dkv_endDigest(const dkv_digest *d, char hex[65]);
 #endif

@@ -76,6 +76,19 @@ static void hashes_are_those_of_sha256sum(void **state) {
         pclose(f);
         assert_int_equal(dkv_hashFile(in_folder("h"), hex, &err), 0);
         assert_string_equal(hex, want);
+        char *bytes = malloc(n);
+        dkv_digest d;
+        dkv_startDigest(&d);
+        f = fopen(in_folder("h"), "r");
+        assert_int_equal(fread(bytes, 1, n, f), n);
+        fclose(f);
+        for (size_t at = 0, part = 1; at < n; at += part, part = part * 2 + 1) { /* piece by piece */
+            if (part > n - at) part = n - at;
+            dkv_addDigest(&d, bytes + at, part);
+            dkv_endDigest(&d, hex); /* in between changes nothing */
+        }
+        assert_string_equal(hex, want);
+        free(bytes);
     }
     assert_int_equal(dkv_hashFile(in_folder("none"), hex, &err), DKV_EUSER);
     clear();

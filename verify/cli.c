@@ -3,7 +3,6 @@
 #include <ctype.h>
 #include <math.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +24,7 @@ typedef struct option {
 #define FIELD(f) offsetof(dkv_cli, f)
 #define RUNS (DKV_CMD_CHECK | DKV_CMD_REPLAY | DKV_CMD_FUZZ)
 #define GATE DKV_CMD_GATE
+#define HISTORY DKV_CMD_HISTORY
 #define TRIES (DKV_CMD_SHRINK | DKV_CMD_POWER)
 
 static const option options[] = {
@@ -89,7 +89,7 @@ static const option options[] = {
     {"--quiet", "-q", NULL, "defects only", FLAG, FIELD(quiet), 0, 0,
      RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE},
     {"--verbose", "-v", NULL, "every case, every check, statistics", FLAG, FIELD(verbose), 0, 0,
-     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE},
+     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE | HISTORY},
     {"--accepted", NULL, "FILE", "what was accepted: changes against it are findings", WORD, FIELD(accepted), 0, 0, GATE},
     {"--accept", NULL, NULL, "take this run as accepted: writes FILE of --accepted (default: accepted.jsonl in --out)", FLAG,
      FIELD(accept), 0, 0, GATE},
@@ -111,10 +111,23 @@ static const option options[] = {
      FIELD(keep_kernel), 0, 0, GATE},
     {"--history", NULL, "DIR", "a copy of the records in this folder, for `dualkv history`", WORD, FIELD(history), 0, 0, GATE},
     {"--annotations", NULL, NULL, "findings as GitHub workflow commands on stdout, too", FLAG, FIELD(annotations), 0, 0, GATE},
+    {"--kernel", NULL, "SPEC", "of this kernel only, as its records name it", WORD, FIELD(named), 0, 0, HISTORY},
+    {"--status", NULL, "STATUS,…", "with one of these statuses only; `defect`: all that are one", WORD, FIELD(status), 0, 0, HISTORY},
+    {"--since", NULL, "TIME", "since 2026-01-31 (or 2026-01-31T12:00:00Z, UTC), or of the last 12h, 30d only", WORD, FIELD(since), 0, 0,
+     HISTORY},
+    {"--commit", NULL, "START", "of commits that begin so only", WORD, FIELD(commit), 0, 0, HISTORY},
+    {"--line", NULL, "TEXT", "whose problem line has this in it only", WORD, FIELD(line), 0, 0, HISTORY},
+    {"--device", NULL, "TEXT", "of devices with this in their name only", WORD, FIELD(device), 0, 0, HISTORY},
+    {"--tensor", NULL, "NAME", "that judged this output only, and its numbers instead of the worst", WORD, FIELD(tensor), 0, 0, HISTORY},
+    {"--csv", NULL, "FILE", "everything of these records as CSV (RFC 4180; `-`: stdout), or the trends", WORD, FIELD(csv), 0, 0, HISTORY},
+    {"--trend", NULL, "WHAT,…", "over commits: ratio, rms, gain, mean, bad of a tensor (rms:dK), seconds, ms_fwd, tflops_bwd, …",
+     WORD, FIELD(trend), 0, 0, HISTORY},
+    {"--index", NULL, "FILE.sqlite", "where the index is kept (default: in the folder, for one; in memory, for files)", WORD,
+     FIELD(index), 0, 0, HISTORY},
+    {"--rebuild", NULL, NULL, "make the index anew", FLAG, FIELD(rebuild), 0, 0, HISTORY},
     {"--all", "-a", NULL, "every command", FLAG, FIELD(all), 0, 0, DKV_CMD_HELP},
 };
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
-_Static_assert(N_OPTIONS <= 64, "a bit an option");
 
 static int parseNumber(const option *o, const char *value, double *x, dkv_err *err) {
     char *end;
@@ -127,11 +140,10 @@ static int parseNumber(const option *o, const char *value, double *x, dkv_err *e
     return 0;
 }
 
-static int take(const option *o, const char *value, uint64_t *given, dkv_cli *cli, dkv_err *err) {
-    const uint64_t bit = UINT64_C(1) << (o - options);
-    if (o->kind != FLAG && o->kind != KERNEL && *given & bit)
+static int take(const option *o, const char *value, bool given[N_OPTIONS], dkv_cli *cli, dkv_err *err) {
+    if (o->kind != FLAG && o->kind != KERNEL && given[o - options])
         return dkv_fail(err, DKV_EUSER, "%s is given twice ('%.80s')", o->name, value);
-    *given |= bit;
+    given[o - options] = true;
     void *field = (char *)cli + o->field;
     double x = 0;
     int rc = 0;
@@ -173,7 +185,7 @@ static int unknownOption(unsigned command, const char *word, size_t len, dkv_err
 }
 
 /* One option at argv[i]; *used: how many words it took. */
-static int parseOption(unsigned command, int left, char **argv, uint64_t *given, dkv_cli *cli, int *used,
+static int parseOption(unsigned command, int left, char **argv, bool given[N_OPTIONS], dkv_cli *cli, int *used,
                        dkv_err *err) {
     const char *word = argv[0], *equals = strchr(word, '=');
     size_t len = equals ? (size_t)(equals - word) : strlen(word);
@@ -208,7 +220,7 @@ static int addConvention(const dkv_cli *cli, dkv_kernel_spec *spec, dkv_err *err
 int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err *err) {
     int rc = 0, used = 1;
     bool plain = false; /* after `--` */
-    uint64_t given = 0; /* a bit an option */
+    bool given[N_OPTIONS] = {false};
     memset(out, 0, sizeof *out);
     out->timeout = 120;
     out->budget = 1e-4;
@@ -221,7 +233,7 @@ int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err 
         used = 1;
         if (!plain && strcmp(argv[i], "--") == 0) plain = true;
         else if (!plain && argv[i][0] == '-' && argv[i][1])
-            rc = parseOption(command, argc - i, &argv[i], &given, out, &used, err);
+            rc = parseOption(command, argc - i, &argv[i], given, out, &used, err);
         else out->words[out->n_words++] = argv[i];
     }
     for (int k = 0; k < out->n_kernels && !rc; k++)

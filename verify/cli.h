@@ -24,7 +24,8 @@ enum {
     DKV_CMD_EXPORT = 2048,
     DKV_CMD_IMPORT = 4096,
     DKV_CMD_INIT = 8192,
-    DKV_CMD_GATE = 16384
+    DKV_CMD_GATE = 16384,
+    DKV_CMD_HISTORY = 1 << 20
 };
 
 typedef struct dkv_cli {
@@ -42,6 +43,8 @@ typedef struct dkv_cli {
     bool has_peer, quiet, verbose, bisect, all, oracle, forward;
     double timeout, budget, level;
     int jobs, repeats, cases, seeds, reseed;
+    const char *named, *status, *since, *commit, *line, *device, *tensor, *csv, *trend, *index; /* of history */
+    bool rebuild;
     const char *seed, *time, *shard, *profile, *faults; /* words of fuzz/options.h */
     bool resume, no_shrink, no_matrix;
     const char **words; /* the rest, owned array of borrowed strings */
@@ -82,6 +85,7 @@ int dkv_cmdExport(const dkv_cli *cli);
 int dkv_cmdImport(const dkv_cli *cli);
 int dkv_cmdInit(const dkv_cli *cli);
 int dkv_cmdGate(const dkv_cli *cli);
+int dkv_cmdHistory(const dkv_cli *cli);
 int dkv_cmdFuzz(const dkv_cli *cli); /* this and the next two: fuzz/ */
 int dkv_cmdShrink(const dkv_cli *cli);
 int dkv_cmdPower(const dkv_cli *cli);

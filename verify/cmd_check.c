@@ -186,12 +186,12 @@ static void takeResult(const dkv_result *r, long index, long total, void *arg) {
     const dkv_waiver *w = dkv_findWaiver(&s->waivers, r->line, r->kernel);
     bool excused = w && !dkv_isExpired(&s->waivers, w) && dkv_statusRow(r->status)->defect;
     char *json = dkv_printExcused(r, excused ? w->reason : NULL, excused ? w->until : NULL);
-    sayCase(s, r);
+    int rc = json ? dkv_writeRecord(&s->file, json, &err) : dkv_fail(&err, DKV_EHARNESS, "out of memory for a record");
+    sayCase(s, r); /* once it is kept: what was told outlives a kill */
     if (!s->every && r->status == DKV_ST_UNSUPPORTED) dkv_countRefusal(&s->refused, r->why);
     dkv_countBehaviour(&s->behaves, r->profile);
     applyWaiver(s, r);
-    if (!json || dkv_writeRecord(&s->file, json, &err) || dkv_addReport(&s->report, json, &err)) {
-        if (!json) dkv_fail(&err, DKV_EHARNESS, "out of memory for a record");
+    if (rc || dkv_addReport(&s->report, json, &err)) {
         if (!s->trouble.code) s->trouble = err;
         dkv_stopRequested = 1; /* records that cannot be kept: no use in going on */
     }

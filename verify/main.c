@@ -31,6 +31,10 @@ static const dkv_command commands[] = {
      "RECORDS are files that --json wrote (check, fuzz; with --html those of bench and power, too). The page skips lines\n"
      "that are no records, and says which; tables stop there.\n",
      dkv_cmdReport},
+    {"history", DKV_CMD_HISTORY, false, "DIR|RECORDS... [--trend WHAT]", "records of many runs: list, filter, export, trends",
+     "DIR: its *.jsonl, and those of the folders in it. The records are the truth; an SQLite index beside them is made from\n"
+     "them, checked against them, and made anew whenever it is in doubt. Exit: 3 where nothing is left to show.\n",
+     dkv_cmdHistory},
     {"replay", DKV_CMD_REPLAY, false, "LINE|FILE --kernel K [--bisect]",
      "one case again, with everything said of it",
      "FILE holds problem lines, or records (then their kernels are used, unless --kernel is given).\n"

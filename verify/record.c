@@ -12,6 +12,7 @@
 
 #include "../data/fill.h"
 #include "accepted.h"
+#include "kernel_hash.h"
 #include "version.h"
 
 void dkv_quoteWord(const char *text, char *out, size_t n) {
@@ -206,6 +207,7 @@ char *dkv_printExcused(const dkv_result *r, const char *reason, const char *unti
     dkv_replayCommand(r->line, r->kernel, replay, DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
     cJSON_AddStringToObject(o, "line", r->line);
     cJSON_AddStringToObject(o, "kernel", r->kernel);
+    if (dkv_kernelHash(r->kernel)[0]) cJSON_AddStringToObject(o, "kernel_sha256", dkv_kernelHash(r->kernel));
     cJSON_AddStringToObject(o, "status", dkv_statusRow(r->status)->name);
     cJSON_AddStringToObject(o, "why", r->why);
     if (reason) {

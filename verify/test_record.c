@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../data/sha256.h"
+#include "kernel_hash.h"
 #include "record.h"
 #include "select.h"
 
@@ -53,7 +55,8 @@ static void every_key_is_there(void **state) {
     (void)state;
     static const char *const keys[] = {"line",   "kernel", "status",    "why",        "seconds",
                                        "device", "commit", "generator", "arithmetic", "tensors",
-                                       "checks", "replay", "level", "compiler", "libraries", "started"};
+                                       "checks", "replay", "level", "compiler", "libraries", "started",
+                                       "kernel_sha256"};
     dkv_result *r = example(DKV_ST_FAILED);
     char *json = dkv_printRecord(r);
     assert_non_null(json);
@@ -127,6 +130,28 @@ static void replay_commands_survive_a_shell(void **state) {
     }
 }
 
+/* Of the file that a spec names; of the program itself where a kernel is compiled in. */
+static void kernels_have_the_hash_of_their_file(void **state) {
+    (void)state;
+    char path[] = "/tmp/dualkv-test-XXXXXX.py", link[64], spec[80], hex[65], real[4096];
+    dkv_err err = {0};
+    FILE *f = fdopen(mkstemps(path, 3), "w");
+    fputs("def f(q, k, v): return v\n", f);
+    fclose(f);
+    snprintf(link, sizeof link, "%.40s.link.py", path);
+    assert_int_equal(symlink(path, link), 0);
+    assert_int_equal(dkv_hashFile(path, hex, &err), 0);
+    snprintf(spec, sizeof spec, "%s:f+a=1", link);
+    assert_string_equal(dkv_kernelHash(spec), hex);
+    assert_string_equal(dkv_kernelHash("/nowhere/k.so"), "");
+    assert_string_equal(dkv_kernelHash("files:/tmp"), "");
+    assert_non_null(realpath("/proc/self/exe", real));
+    assert_int_equal(dkv_hashFile(real, hex, &err), 0);
+    assert_string_equal(dkv_kernelHash("emu+bm=64"), hex);
+    unlink(link);
+    unlink(path);
+}
+
 static void files_are_made_with_the_first_record(void **state) {
     (void)state;
     char path[] = "/tmp/dualkv-test-XXXXXX";
@@ -194,6 +219,7 @@ int main(void) {
         cmocka_unit_test(every_key_is_there),
         cmocka_unit_test(a_waiver_and_the_command_stand_in_the_record),
         cmocka_unit_test(replay_commands_survive_a_shell),
+        cmocka_unit_test(kernels_have_the_hash_of_their_file),
         cmocka_unit_test(files_are_made_with_the_first_record),
         cmocka_unit_test(records_select_their_cases),
         cmocka_unit_test(words_make_lines),
