@@ -199,7 +199,7 @@ static int writeTrends(show *s, dkv_err *err) {
         dkv_finishTrend(t);
         points += t->n;
         if (s->csv) dkv_writeTrendCsv(t, s->csv);
-        else dkv_writeTrend(t, stdout);
+        else dkv_writeTrendTable(t, stdout);
     }
     return points ? 0 : dkv_fail(err, DKV_EHARNESS, "history: no record of these has %s", s->cli->trend);
 }

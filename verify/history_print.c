@@ -172,7 +172,7 @@ static void writeBlocks(const dkv_trend *t, int from, int to, FILE *f) {
     }
 }
 
-void dkv_writeTrend(const dkv_trend *t, FILE *f) {
+void dkv_writeTrendTable(const dkv_trend *t, FILE *f) {
     for (int from = 0, to; from < t->n; from = to) {
         for (to = from; to < t->n && strcmp(t->points[to].kernel, t->points[from].kernel) == 0; to++) continue;
         fprintf(f, "%s of ", dkv_historyNumber(t->number));

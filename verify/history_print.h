@@ -34,7 +34,7 @@ typedef struct dkv_trend {
 int dkv_parseTrend(const char *word);
 int dkv_addTrend(dkv_trend *t, const dkv_history_row *row); /* -1: out of memory */
 void dkv_finishTrend(dkv_trend *t);
-void dkv_writeTrend(const dkv_trend *t, FILE *f);    /* a table for each kernel, with a line of blocks: the medians */
+void dkv_writeTrendTable(const dkv_trend *t, FILE *f);    /* a table for each kernel, with a line of blocks: the medians */
 void dkv_writeTrendCsv(const dkv_trend *t, FILE *f); /* without head */
 void dkv_writeTrendHead(FILE *f);
 void dkv_freeTrend(dkv_trend *t);

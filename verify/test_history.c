@@ -382,7 +382,7 @@ static void trends_go_by_time(void **state) {
     dkv_finishTrend(&t);
     FILE *f = open_memstream(&text, &n);
     dkv_writeTrendCsv(&t, f);
-    dkv_writeTrend(&t, f);
+    dkv_writeTrendTable(&t, f);
     fclose(f);
     assert_non_null(strstr(text, "rms_dK,emu,aaa,,2026-01-01T00:00:00Z,3,1,1.25,2\r\n"
                                  "rms_dK,emu,bbb,,2026-02-01T00:00:00Z,1,inf,inf,inf\r\n"
