@@ -10,6 +10,7 @@
 #include "side.h"
 
 enum { ROUNDS_MOST = 400 };
+#define CLOCK 1e-9 /* seconds: below what any clock here tells apart */
 
 static double now(void) {
     struct timespec t;
@@ -95,7 +96,7 @@ static void evaluate(contest *c, double level, dkv_perf *out) {
     out->backward = c->p.grad;
     out->gpu = c->w[0].gpu;
     for (int d = 0; d < (c->p.grad ? 2 : 1); d++) {
-        for (int i = 0; i < c->rounds; i++) ratio[i] = c->time[0][d][i] / c->time[1][d][i];
+        for (int i = 0; i < c->rounds; i++) ratio[i] = fmax(c->time[0][d][i], CLOCK) / fmax(c->time[1][d][i], CLOCK);
         out->ratio[d] = median(ratio, c->rounds);
         dkv_rankInterval(ratio, c->rounds, level, &out->low[d], &out->high[d]);
         for (int k = 0; k < 2; k++) out->seconds[k][d] = median(c->time[k][d], c->rounds);

@@ -184,7 +184,7 @@ static void each_change_is_found_alone(void **state) {
         {"shape=3", "PASSED", "aa", 1.16, PLAIN, "", 0}, /* chance: 1.49 times at 1e-8 and 200 rows */
         {"shape=3", "PASSED", "aa", 1.28, PLAIN, "of O grew 1.6 times (rms against the twin 0.8 -> 1.28", 1u << DKV_CH_GREW},
         {"shape=3", "PASSED", "aa", 0.1, PLAIN, "", 0},
-        {"shape=3", "FAILED", "ab", 9, PLAIN, "was PASSED and is now FAILED", 1u << DKV_CH_STATUS},
+        {"shape=3", "FAILED", "ab", 9, PLAIN, "was PASSED and is now FAILED: because", 1u << DKV_CH_STATUS},
         {"shape=3", "NOT_RUN", "", 9, PLAIN, "was PASSED and is now NOT_RUN", 1u << DKV_CH_STATUS},
         {"shape=3", "UNSUPPORTED", "", 0.8, PLAIN, "now refused: because", 1u << DKV_CH_REFUSED},
         {"shape=4", "PASSED", "aa", 0.8, PLAIN, "did not run", 1u << DKV_CH_MISSING | 1u << DKV_CH_NEW},
@@ -215,9 +215,16 @@ static void each_change_is_found_alone(void **state) {
     now.program[0] ^= 1;
     mustTell(&was, &now, 1u << DKV_CH_PROGRAM, "accept anew");
     now.program[0] ^= 1;
+    now.oracle[0] ^= 1;
+    mustTell(&was, &now, 1u << DKV_CH_ORACLE, "are those of oracle version");
+    now.oracle[0] ^= 1;
     strcpy(now.device, "gpu");
     now.rows[0].tensor[DKV_O].rms = 0.8;
     mustTell(&was, &now, 1u << DKV_CH_DEVICE, "bits are not compared");
+    strcpy(now.device, "cpu");
+    now.rows[0].status = DKV_ST_FAILED;
+    now.rows[0].excused = "known";
+    mustTell(&was, &now, 1u << DKV_CH_WAIVED, "now FAILED, which is waived: known");
     dkv_freeAccepted(&now);
     dkv_freeAccepted(&was);
     dkv_freeAccepted(&failed);
