@@ -206,10 +206,13 @@ static void sayUnknown(const dkv_inquiry *q, const char *why, dkv_hypothesis *ou
 static int guessAll(dkv_inquiry *q, dkv_err *err) {
     int rc = dkv_guessFaults(q, err);
     if (!rc) rc = dkv_guessRoundings(q, err);
+    sortGuesses(q);
+    if (rc || (q->n_guesses && q->guess[0].exact)) return rc; /* to the last bit */
+    rc = dkv_openModel(q, err);
+    if (!rc) rc = dkv_guessEdits(q, err);
     if (rc) return rc;
     sortGuesses(q);
     const double single = q->n_guesses ? q->guess[0].share : 0;
-    if (q->n_guesses && q->guess[0].exact) return 0;
     rc = pairStages(q, single, err);
     if (!rc && q->n_guesses && single < DKV_EXPLAIN_CLAIM) {
         rc = addSecond(q, 0, err);
@@ -254,6 +257,7 @@ int dkv_explain(const dkv_explain_in *in, dkv_hypothesis *out, int cap, dkv_err 
     if (!rc) rc = dkv_weighErrors(&q, err);
     if (!rc && q.n_wrong) rc = guessAll(&q, err);
     if (!rc) n = q.n_wrong ? rank(&q, out, cap, err) : 0;
+    dkv_closeModel(&q);
     dkv_closeEmulator(&q);
     dkv_closeInquiry(&q);
     return n;
