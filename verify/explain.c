@@ -209,6 +209,9 @@ static int guessAll(dkv_inquiry *q, dkv_err *err) {
     sortGuesses(q);
     if (rc || (q->n_guesses && q->guess[0].exact)) return rc; /* to the last bit */
     rc = dkv_openModel(q, err);
+    if (!rc) rc = dkv_guessFactors(q, err);
+    if (!rc) rc = dkv_guessPlaces(q, err);
+    if (!rc) rc = dkv_guessSums(q, err);
     if (!rc) rc = dkv_guessEdits(q, err);
     if (rc) return rc;
     sortGuesses(q);
