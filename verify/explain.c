@@ -16,10 +16,12 @@
 #define BITS_EACH    12.0 /* more for each number fitted and each further hypothesis */
 #define LEAST_BAD    4    /* wrong elements, and as many for each number fitted */
 #define CLASSES_MAX  32
+#define ALIKE_KEYS   0.01 /* keys nearer than this are ordered by what is simpler */
+#define MADE_LATER   100000
 
 static int compareKeys(const void *x, const void *y) {
     const dkv_guess *a = x, *b = y;
-    const double ka = a->key + 1e-6 * a->parameters, kb = b->key + 1e-6 * b->parameters;
+    const double ka = floor(a->key / ALIKE_KEYS) + 0.1 * a->parameters, kb = floor(b->key / ALIKE_KEYS) + 0.1 * b->parameters;
     return ka < kb ? -1 : ka > kb ? 1 : a->order - b->order;
 }
 
@@ -209,10 +211,15 @@ static int guessAll(dkv_inquiry *q, dkv_err *err) {
     sortGuesses(q);
     if (rc || (q->n_guesses && q->guess[0].exact)) return rc; /* to the last bit */
     rc = dkv_openModel(q, err);
+    q->n_made = MADE_LATER; /* of those that are alike, edits are named before numbers, and numbers before lists of keys */
     if (!rc) rc = dkv_guessFactors(q, err);
-    if (!rc) rc = dkv_guessPlaces(q, err);
     if (!rc) rc = dkv_guessSums(q, err);
+    if (!rc) rc = dkv_guessPlaces(q, err);
+    q->n_made = 2 * MADE_LATER;
+    if (!rc) rc = dkv_guessKeys(q, err);
+    q->n_made = 0;
     if (!rc) rc = dkv_guessEdits(q, err);
+    q->n_made = 3 * MADE_LATER;
     if (rc) return rc;
     sortGuesses(q);
     const double single = q->n_guesses ? q->guess[0].share : 0;
@@ -238,6 +245,9 @@ static int rank(dkv_inquiry *q, dkv_hypothesis *out, int cap, dkv_err *err) {
     if (isClaimed(q, first, n, why, sizeof why)) found[0].claimed = true;
     else sayUnknown(q, why, &out[at++]);
     for (int i = 0; i < n && at < cap; i++) out[at++] = found[i];
+    if (at && (q->coverage[0][0] || q->coverage[1][0]))
+        snprintf(out[0].evidence, sizeof out[0].evidence, "probes: %.280s%s%.280s", q->coverage[0],
+                 q->coverage[0][0] && q->coverage[1][0] ? "; " : "", q->coverage[1]);
     free(found);
     return at;
 }

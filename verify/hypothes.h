@@ -57,6 +57,7 @@ typedef struct dkv_inquiry {
     struct dkv_emulator *emu;
     struct dkv_model *model;      /* NULL: too large */
     dkv_prediction work;          /* scratch */
+    char coverage[2][400];        /* what probes say of the keys that forward and backward count; "" */
     double start, seconds;
 } dkv_inquiry;
 
@@ -87,10 +88,13 @@ int dkv_emulate(dkv_inquiry *q, const char *options, const dkv_inputs *in, bool 
 int dkv_guessFaults(dkv_inquiry *q, dkv_err *err);
 int dkv_guessRoundings(dkv_inquiry *q, dkv_err *err);
 
-/* hypothes_model.c */
+/* hypothes_model.c, hypothes_edits.c */
 int dkv_openModel(dkv_inquiry *q, dkv_err *err); /* leaves q->model NULL where the problem is too large */
 void dkv_closeModel(dkv_inquiry *q);
 int dkv_guessEdits(dkv_inquiry *q, dkv_err *err);
+
+/* explain_probe.c */
+int dkv_guessKeys(dkv_inquiry *q, dkv_err *err);
 
 /* hypothes_fit.c */
 int dkv_guessFactors(dkv_inquiry *q, dkv_err *err);

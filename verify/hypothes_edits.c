@@ -156,7 +156,7 @@ static void runEdit(dkv_inquiry *q, const dkv_edit *e) {
     else copyRight(q, DKV_GRADIENT_PARTS);
 }
 
-static int tryEdit(dkv_inquiry *q, const dkv_edit *e, dkv_err *err) {
+int dkv_tryEdit(dkv_inquiry *q, const dkv_edit *e, dkv_err *err) {
     const bool forward = (q->wrong[DKV_O] || q->wrong[DKV_LSE]) && changesForward(e);
     const bool backward = (q->wrong[DKV_DQ] || q->wrong[DKV_DK] || q->wrong[DKV_DV] || q->wrong[DKV_DSINK]) && !e->lse;
     if (!forward && !backward) return 0;
@@ -234,11 +234,32 @@ static int guessScale(dkv_inquiry *q, dkv_err *err) {
     return rc;
 }
 
+#define PAIRS_MAX 24 /* of segments */
+
+/* The rows of one segment and the keys of another: not walked. */
+static int guessPairs(dkv_inquiry *q, dkv_err *err) {
+    const dualkv_problem *v = &q->in->l->view;
+    int rc = 0;
+    if (v->n_ranges > PAIRS_MAX) return 0;
+    for (int32_t i = 0; i < v->n_segments && !rc; i++)
+        for (int x = 0; x < v->segments[i].range_count && !rc && v->segments[i].q_len && !dkv_outOfTime(q); x++) {
+            const dualkv_range *g = &v->ranges[v->segments[i].range_begin + x];
+            char name[60], doc[120];
+            const int32_t k = q->model->k_segment[g->k_start];
+            snprintf(name, sizeof name, "segment %d without the keys of %d", i, k);
+            snprintf(doc, sizeof doc, "the rows of segment %d leave out the keys of segment %d", i, k);
+            rc = dkv_tryEdit(q, &(dkv_edit){.family = "visible", .name = name, .doc = doc, .keys = DKV_KEYS_PAIR,
+                                            .by = (int64_t)i * v->n_segments + k}, err);
+        }
+    return rc;
+}
+
 int dkv_guessEdits(dkv_inquiry *q, dkv_err *err) {
     int rc = 0;
     for (size_t i = 0; i < N_EDITS && !rc && q->model && !dkv_outOfTime(q); i++)
-        if (applies(q, &edits[i])) rc = tryEdit(q, &edits[i], err);
+        if (applies(q, &edits[i])) rc = dkv_tryEdit(q, &edits[i], err);
     if (!rc && q->model && !dkv_outOfTime(q)) rc = guessScale(q, err);
+    if (!rc && q->model) rc = guessPairs(q, err);
     return rc;
 }
 

@@ -68,7 +68,7 @@ int dkv_openModel(dkv_inquiry *q, dkv_err *err) {
     if ((double)v->tq * (double)v->tk * v->hq > PAIRS_MAX || v->tq == 0 || v->tk == 0) return 0;
     dkv_model *m = q->model = calloc(1, sizeof *m);
     if (!m) return dkv_fail(err, DKV_EHARNESS, "out of memory");
-    *m = (dkv_model){.p = in->p, .l = in->l, .tq = v->tq, .tk = v->tk, .n = q->n};
+    *m = (dkv_model){.p = in->p, .l = in->l, .tq = v->tq, .tk = v->tk};
     const size_t pairs = (size_t)(m->tq * m->tk * v->hq), tk = (size_t)m->tk;
     m->q = decode(in->in->q, t, v->tq * v->hq * v->dqk);
     m->k = decode(in->in->k, t, v->tk * v->hkv * v->dqk);
@@ -163,12 +163,12 @@ static double counts(const dkv_model *m, const dkv_edit *e, int32_t seg, int64_t
     const dualkv_segment *s = &m->l->view.segments[seg];
     dkv_mask_view v = dkv_viewMask(m->p, seg);
     const bool own = m->k_segment[j] == seg, on = rowsApply(s, e->rows);
+    const int32_t segments = m->l->view.n_segments;
     int64_t len, off;
     *pos = m->pos[(int64_t)m->pos_at[seg] * m->tk + j];
     if (*pos < 0) {
-        if (!on || !seesStranger(m, e, s, seg, j)) return 0;
         *pos = s->context - (s->k_start - j);
-        return 1;
+        return on && seesStranger(m, e, s, seg, j);
     }
     if (!on || e->keys == DKV_KEYS_RIGHT) return dkv_pairSees(&v, r, *pos);
     switch (e->keys) {
@@ -193,8 +193,15 @@ static double counts(const dkv_model *m, const dkv_edit *e, int32_t seg, int64_t
     case DKV_KEYS_LAST_TILE: return off < (len - 1) / e->by * e->by;
     case DKV_KEYS_FIRST_TILE: return off >= e->by;
     case DKV_KEYS_TWICE: return own ? 1 : 2;
+    case DKV_KEYS_PAIR: return seg != e->by / segments || m->k_segment[j] != e->by % segments;
     default: return 1;
     }
+}
+
+double dkv_modelSees(const dkv_model *m, int64_t t, int64_t j) {
+    const int32_t seg = m->q_segment[t];
+    int64_t pos;
+    return sameGroup(m, t, j) ? counts(m, &(dkv_edit){0}, seg, t - m->l->view.segments[seg].q_start, j, &pos) : 0;
 }
 
 /* ---- scores ---- */
@@ -230,8 +237,9 @@ static double scoreRow(dkv_model *m, const dkv_edit *e, int64_t t, int h) {
     const int kh = headOf(p, h, e->k_heads);
     double max = -INFINITY;
     for (int64_t j = 0; j < m->tk; j++) {
-        int64_t pos;
+        int64_t pos = 0;
         m->w[j] = sameGroup(m, t, j) ? counts(m, e, seg, r, j, &pos) : 0;
+        if (m->given && e->keys == DKV_KEYS_GIVEN) m->w[j] = m->given[(h * m->tq + t) * m->tk + j];
         if (m->w[j] == 0) continue;
         double s = e->k_heads ? dot(m->q + (t * p->hq + h) * p->dqk, m->k + (j * p->hkv + kh) * p->dqk, p->dqk) : raw[j];
         s *= scale;

@@ -31,7 +31,9 @@ typedef enum dkv_edit_keys {
     DKV_KEYS_FIRST_TILE,
     DKV_KEYS_BEYOND,     /* rows behind the range up to a whole tile of `by` are seen */
     DKV_KEYS_ONE_BEYOND, /* the row behind an ancestor's last is seen */
-    DKV_KEYS_TWICE       /* ancestors count twice */
+    DKV_KEYS_TWICE,      /* ancestors count twice */
+    DKV_KEYS_PAIR,       /* rows of segment `by` / n_segments do not see the keys of segment `by` % n_segments */
+    DKV_KEYS_GIVEN       /* as often as m->given says */
 } dkv_edit_keys;
 
 typedef struct dkv_edit {
@@ -62,12 +64,17 @@ typedef struct dkv_model {
     const double *o, *lse;                   /* the kernel's own, for backward */
     double *w, *s, *g, *slope;               /* [tk] scratch of a row */
     dkv_outputs right, out;                  /* without an edit; of the last edit */
-    const int64_t *n;                        /* of the inquiry */
+    const float *given;                      /* [hq, tq, tk], or NULL */
 } dkv_model;
 
 /* seg, head: only these rows' part of dK, dV, dSink (-1: all). */
 void dkv_runModelForward(dkv_model *m, const dkv_edit *e, const dkv_outputs *out);
 void dkv_runModelBackward(dkv_model *m, const dkv_edit *e, int32_t seg, int head, const dkv_outputs *out);
+
+/* How often a right row t counts key j: 0 or 1. */
+double dkv_modelSees(const dkv_model *m, int64_t t, int64_t j);
+/* Runs an edit in the stages where something is wrong and guesses it there. */
+int dkv_tryEdit(dkv_inquiry *q, const dkv_edit *e, dkv_err *err);
 
 /* A number in words, where it is near one that has a name ("log2 e", "1/N"); else its digits. */
 void dkv_nameFactor(const dkv_problem *p, double c, double tolerance, char *out, size_t n);

@@ -222,7 +222,7 @@ static const char *const rich[] = {
     "shape=40+2x21 heads=4:2 dim=8 mask=prefix",
     "shape=40+2x21 heads=4:2 dim=8 mask=full alibi=on",
     "shape=40+2x21 heads=4:2 dim=8 mask=block:8:0.5:3",
-    "shape=33k+9,5 heads=2:1 dim=8:24 layout=fused",
+    "shape=33k+9,5 heads=2:1 dim=8:24",
     "shape=64+2x64 heads=2:1 dim=16 dtype=fp32",
     "shape=30+12x5 heads=2:1 dim=8",
     "shape=33+3x19/7+5 heads=4:2 dim=8 run=aba",
@@ -234,33 +234,60 @@ static const char *const rich[] = {
 };
 #define N_RICH (sizeof rich / sizeof *rich)
 
-static void tryAll(FILE *out, cJSON *r) {
+static void tryAll(FILE *out, const cJSON *r) {
     const char *fault = cJSON_GetStringValue(cJSON_GetObjectItem(r, "fault"));
     const char *first = cJSON_GetStringValue(cJSON_GetObjectItem(r, "first_line"));
     const char *shrunk = cJSON_GetStringValue(cJSON_GetObjectItem(r, "line"));
     size_t i = 0;
-    if (!fault || !first || cJSON_IsTrue(cJSON_GetObjectItem(r, "control"))) return;
     tryFault(out, fault, "first", first, false, true);
     if (shrunk) tryFault(out, fault, "shrunk", shrunk, false, true);
     while (i < N_RICH && !tryFault(out, fault, "rich", rich[i], false, i + 1 == N_RICH)) i++;
     if (i < N_RICH) tryFault(out, fault, "rich", rich[i], true, true);
 }
 
+/* Is the fault in the file? It has all its rows then. */
+static bool isDone(FILE *f, const char *fault) {
+    char row[1 << 14], key[64];
+    snprintf(key, sizeof key, "{\"fault\":\"%s\",", fault);
+    rewind(f);
+    while (fgets(row, sizeof row, f))
+        if (strncmp(row, key, strlen(key)) == 0) return true;
+    return false;
+}
+
 /* DUALKV_EXPLAIN=FILE: every fault of the power records, on the line that first caught it, on its shrunk line, and on the
- * first of the lines above that shows it, there with and without its own entry in the catalogue; a row each. */
+ * first of the lines above that shows it, there with and without its own entry in the catalogue; a row each. Goes on where
+ * the file ends. */
 static void the_catalogue(void **state) {
     (void)state;
     const char *path = getenv("DUALKV_EXPLAIN");
-    char power[600], row[1 << 16];
-    if (!path) return;
+    char power[600], *row = malloc(1 << 16);
+    if (!path || !row) {
+        free(row);
+        return;
+    }
     snprintf(power, sizeof power, "%s/measurements/cpu/power.jsonl", dkv_dataDir());
-    FILE *in = fopen(power, "r"), *out = fopen(path, "w");
+    FILE *in = fopen(power, "r"), *out = fopen(path, "a+");
     assert_true(in && out);
-    while (fgets(row, sizeof row, in)) {
+    while (fgets(row, 1 << 16, in)) {
         cJSON *r = cJSON_Parse(row);
-        tryAll(out, r);
+        const char *fault = cJSON_GetStringValue(cJSON_GetObjectItem(r, "fault"));
+        const bool control = cJSON_IsTrue(cJSON_GetObjectItem(r, "control"));
+        char *rows = NULL;
+        size_t n = 0;
+        if (fault && !control && !isDone(out, fault)) {
+            FILE *memory = open_memstream(&rows, &n);
+            assert_non_null(memory);
+            tryAll(memory, r);
+            fclose(memory);
+            fseek(out, 0, SEEK_END);
+            fwrite(rows, 1, n, out);
+            fflush(out);
+            free(rows);
+        }
         cJSON_Delete(r);
     }
+    free(row);
     fclose(in);
     fclose(out);
 }
@@ -268,11 +295,14 @@ static void the_catalogue(void **state) {
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     dkv_guardCoordinator();
+    if (getenv("SPEC")) {
+        by_hand(NULL);
+        return 0;
+    }
     const struct CMUnitTest tests[] = {cmocka_unit_test(planted_faults_are_named),
                                        cmocka_unit_test(a_right_kernel_needs_no_explanation),
                                        cmocka_unit_test(replicated_kernels_too),
                                        cmocka_unit_test(few_elements_prove_nothing),
-                                       cmocka_unit_test(by_hand),
                                        cmocka_unit_test(the_catalogue)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
