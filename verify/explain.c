@@ -124,6 +124,11 @@ static bool isTelling(const dkv_inquiry *q, const dkv_guess *g, char *why, size_
         bad += q->bad[id];
     }
     if (bad == 0 && q->wrong[DKV_MEMORY]) return g->exact;
+    if (!q->any_finite) { /* where a NaN stands says little of where it came from */
+        if (g->exact && (strcmp(g->family, "fault") == 0 || strcmp(g->name, "unwritten") == 0)) return true;
+        snprintf(why, n, "all that is wrong is NaN or infinite, which many causes would make it");
+        return false;
+    }
     if (bits >= LEAST_BITS + BITS_EACH * g->parameters && bad >= LEAST_BAD * (1 + g->parameters)) return true;
     snprintf(why, n, "%lld wrong elements (%.0f bits) are too few to tell causes apart; a larger line would",
              (long long)bad, bits);

@@ -92,6 +92,7 @@ static inline double apart(double a, double b) {
 }
 
 static inline double bitsOf(double e, double n) {
+    if (!isfinite(e)) return 1;
     const double ratio = n > 0 ? e / n : INFINITY;
     return ratio < 2 ? (ratio > 1) : ratio < 0x1p20 ? log2(ratio) : 20;
 }
@@ -141,7 +142,8 @@ static void weighTensor(dkv_inquiry *q, int id) {
         q->whole[id] += q->gross ? e > n : leftFine(0, e, s);
         if (q->gross ? e > n : e > 0) {
             q->bad[id]++;
-            q->bits[id] += q->gross ? bitsOf(e, n) : isfinite(e) ? 0.5 * log2(1 + e / s * (e / s)) : 20;
+            if (isfinite(e)) q->any_finite = true;
+            q->bits[id] += q->gross ? bitsOf(e, n) : isfinite(e) ? 0.5 * log2(1 + e / s * (e / s)) : 1;
         }
     }
 }

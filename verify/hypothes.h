@@ -45,6 +45,7 @@ typedef struct dkv_inquiry {
     double *noise[DKV_N_OUTPUTS]; /* what the bound allows, by element; INFINITY: nothing is claimed */
     double *sigma[DKV_N_OUTPUTS];
     bool gross;
+    bool any_finite;              /* some wrong element is a number */
     bool exactlike;               /* most bits are those of the emulated kernel */
     bool wrong[DKV_PARTS];
     int n_wrong;

@@ -167,6 +167,28 @@ static void few_elements_prove_nothing(void **state) {
     mustNotClaim("emu+fault=X2", "shape=0+1 dim=1 grad=off", NULL);
 }
 
+/* Its own entry left out, a fault is found in another form, or is unknown; never blamed on another. */
+static void what_is_not_in_the_catalogue(void **state) {
+    (void)state;
+    mustName("emu+fault=X12", LINE, "X12", "delta left out");
+    mustName("emu+fault=D3", LINE, "D3", "factor by region of LSE");
+    mustName("emu+fault=F1", LINE, "F1", "parts of dK and dV by query head");
+    mustName("emu+fault=X30", LINE, "X30", "LSE transposed");
+    mustNotClaim("emu+fault=D1", LINE, "D1");
+    mustNotClaim("emu+fault=X22", LINE, "X22");
+}
+
+/* What probes say of the keys is itself a hypothesis. */
+static void probes_say_which_keys(void **state) {
+    (void)state;
+    question w = {.exclude = "X4,prefix's last key lost"};
+    explain("emu+fault=X4", LINE, &w);
+    if (w.n < 1 || !w.out[0].claimed || !strstr(w.out[0].evidence, "rows 0 to 18 of response (segment 1) miss key 32 of the prompt of group 0")) {
+        show(&w);
+        fail_msg("the lost key is not named");
+    }
+}
+
 /* ---- the whole catalogue ---- */
 
 static bool inClass(const dkv_hypothesis *h, const char *name) {
@@ -303,6 +325,8 @@ int main(int argc, char **argv) {
                                        cmocka_unit_test(a_right_kernel_needs_no_explanation),
                                        cmocka_unit_test(replicated_kernels_too),
                                        cmocka_unit_test(few_elements_prove_nothing),
+                                       cmocka_unit_test(what_is_not_in_the_catalogue),
+                                       cmocka_unit_test(probes_say_which_keys),
                                        cmocka_unit_test(the_catalogue)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
