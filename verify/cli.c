@@ -25,25 +25,27 @@ typedef struct option {
 #define RUNS (DKV_CMD_CHECK | DKV_CMD_REPLAY | DKV_CMD_FUZZ)
 #define GATE DKV_CMD_GATE
 #define HISTORY DKV_CMD_HISTORY
+#define DIAGNOSE DKV_CMD_DIAGNOSE
+#define COMPARE DKV_CMD_COMPARE
 #define TRIES (DKV_CMD_SHRINK | DKV_CMD_POWER)
 
 static const option options[] = {
     {"--kernel", "-k", "SPEC", "kernel under test; may be given again", KERNEL, 0, 0, 0,
-     RUNS | TRIES | DKV_CMD_BENCH | GATE},
+     RUNS | TRIES | DKV_CMD_BENCH | GATE | DIAGNOSE},
     {"--convention", NULL, "NAME", "how functions of Python files are called: `dualkv list conventions`", WORD,
-     FIELD(convention), 0, 0, RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_INIT | GATE},
+     FIELD(convention), 0, 0, RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_INIT | GATE | DIAGNOSE},
     {"--json", NULL, "FILE", "write one JSON object a case (`-`: stdout)", WORD, FIELD(json), 0, 0,
-     RUNS | DKV_CMD_POWER | DKV_CMD_BENCH | GATE},
+     RUNS | DKV_CMD_POWER | DKV_CMD_BENCH | GATE | DIAGNOSE | COMPARE},
     {"--jobs", "-j", "N", "cases at a time (default: as many as cores)", COUNT, FIELD(jobs), 1, 4096,
      RUNS | DKV_CMD_POWER | GATE},
     {"--timeout", NULL, "SECONDS", "longest wait for one launch (default 120)", NUMBER, FIELD(timeout), 1e-3,
-     1e9, RUNS | TRIES | DKV_CMD_BENCH | GATE},
+     1e9, RUNS | TRIES | DKV_CMD_BENCH | GATE | DIAGNOSE | COMPARE},
     {"--budget", NULL, "P", "false alarms of the whole run (default 1e-4)", NUMBER, FIELD(budget), 1e-300,
-     0.5, RUNS | DKV_CMD_POWER | GATE},
+     0.5, RUNS | DKV_CMD_POWER | GATE | DIAGNOSE | COMPARE},
     {"--level", NULL, "P", "false alarms of each test, instead of the budget's share", NUMBER, FIELD(level),
-     1e-300, 0.5, RUNS | TRIES},
+     1e-300, 0.5, RUNS | TRIES | DIAGNOSE | COMPARE},
     {"--repeats", NULL, "N", "extra runs where repeatable bits are promised (default 1)", COUNT,
-     FIELD(repeats), 0, 10000, RUNS | TRIES | GATE},
+     FIELD(repeats), 0, 10000, RUNS | TRIES | GATE | DIAGNOSE},
     {"--peer", NULL, "SPEC", "report errors beside those of this kernel, too", PEER, 0, 0, 0, RUNS},
     {"--arithmetic", NULL, "NAME", "of kernels that declare none: `auto` finds the tightest that fits; a name holds them to it",
      WORD, FIELD(arithmetic), 0, 0, RUNS | DKV_CMD_SHRINK | GATE},
@@ -62,7 +64,7 @@ static const option options[] = {
     {"--forward", NULL, NULL, "the same lines without gradients (grad=off); check: each once", FLAG, FIELD(forward), 0, 0,
      DKV_CMD_CHECK | DKV_CMD_FUZZ | GATE},
     {"--files", NULL, "DIR", "where the files of fill=file:NAME lie", WORD, FIELD(files), 0, 0,
-     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_EXPORT | GATE},
+     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_EXPORT | GATE | DIAGNOSE | COMPARE},
     {"--out", NULL, "PATH", "a folder, or FILE.safetensors (gate: a folder, default dualkv-gate)", WORD, FIELD(out), 0, 0,
      DKV_CMD_EXPORT | DKV_CMD_IMPORT | GATE},
     {"--outputs", NULL, "SPEC", "outputs, too: `truth`, or those of a kernel", WORD, FIELD(outputs), 0, 0, DKV_CMD_EXPORT},
@@ -71,8 +73,8 @@ static const option options[] = {
      FIELD(waivers), 0, 0, DKV_CMD_CHECK | GATE},
     {"--seed", NULL, "N", "which sequence of cases (default 1)", WORD, FIELD(seed), 0, 0,
      DKV_CMD_FUZZ | DKV_CMD_POWER | GATE},
-    {"--time", NULL, "TIME", "start nothing later: 90, 60s, 5m, 2h (fuzz without --cases: 60s; gate: 2m)", WORD,
-     FIELD(time), 0, 0, DKV_CMD_FUZZ | DKV_CMD_SHRINK | GATE},
+    {"--time", NULL, "TIME", "start nothing later: 90, 60s, 5m, 2h (fuzz without --cases 60s, gate 2m, diagnose 30s)", WORD,
+     FIELD(time), 0, 0, DKV_CMD_FUZZ | DKV_CMD_SHRINK | GATE | DIAGNOSE},
     {"--cases", NULL, "N", "how many cases", COUNT, FIELD(cases), 1, 1e9, DKV_CMD_FUZZ | DKV_CMD_POWER | GATE},
     {"--shard", NULL, "I/N", "the I-th of N parts of the cases", WORD, FIELD(shard), 0, 0, DKV_CMD_FUZZ},
     {"--profile", NULL, "WORD", "quick, deep or gpu: how large the cases are (default quick)", WORD,
@@ -87,9 +89,9 @@ static const option options[] = {
     {"--faults", NULL, "ID,ID", "only these (default: all of `dualkv list faults`)", WORD, FIELD(faults), 0,
      0, DKV_CMD_POWER},
     {"--quiet", "-q", NULL, "defects only", FLAG, FIELD(quiet), 0, 0,
-     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE},
+     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE | DIAGNOSE | COMPARE},
     {"--verbose", "-v", NULL, "every case, every check, statistics", FLAG, FIELD(verbose), 0, 0,
-     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE | HISTORY},
+     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE | DIAGNOSE | COMPARE | HISTORY},
     {"--accepted", NULL, "FILE", "what was accepted: changes against it are findings", WORD, FIELD(accepted), 0, 0, GATE},
     {"--accept", NULL, NULL, "take this run as accepted: writes FILE of --accepted (default: accepted.jsonl in --out)", FLAG,
      FIELD(accept), 0, 0, GATE},
@@ -125,6 +127,8 @@ static const option options[] = {
     {"--index", NULL, "FILE.sqlite", "where the index is kept (default: in the folder, for one; in memory, for files)", WORD,
      FIELD(index), 0, 0, HISTORY},
     {"--rebuild", NULL, NULL, "make the index anew", FLAG, FIELD(rebuild), 0, 0, HISTORY},
+    {"--where", NULL, NULL, "where alone: no hypotheses", FLAG, FIELD(where), 0, 0, DIAGNOSE},
+    {"--exclude", NULL, "NAME,NAME", "hypotheses that are left out", WORD, FIELD(exclude), 0, 0, DIAGNOSE},
     {"--all", "-a", NULL, "every command", FLAG, FIELD(all), 0, 0, DKV_CMD_HELP},
 };
 enum { N_OPTIONS = sizeof options / sizeof options[0] };

@@ -25,7 +25,9 @@ enum {
     DKV_CMD_IMPORT = 4096,
     DKV_CMD_INIT = 8192,
     DKV_CMD_GATE = 16384,
-    DKV_CMD_HISTORY = 1 << 20
+    DKV_CMD_HISTORY = 1 << 20,
+    DKV_CMD_DIAGNOSE = 1 << 24,
+    DKV_CMD_COMPARE = 1 << 25
 };
 
 typedef struct dkv_cli {
@@ -39,6 +41,8 @@ typedef struct dkv_cli {
     const char *baseline, *perf_lines, *perf_json;
     bool accept, annotations, new_bits, no_fuzz, keep_kernel, perf;
     double floor, perf_limit;
+    bool where;          /* of diagnose */
+    const char *exclude;
     dkv_kernel_spec peer;
     bool has_peer, quiet, verbose, bisect, all, oracle, forward;
     double timeout, budget, level;
@@ -86,6 +90,8 @@ int dkv_cmdImport(const dkv_cli *cli);
 int dkv_cmdInit(const dkv_cli *cli);
 int dkv_cmdGate(const dkv_cli *cli);
 int dkv_cmdHistory(const dkv_cli *cli);
+int dkv_cmdDiagnose(const dkv_cli *cli);
+int dkv_cmdCompare(const dkv_cli *cli);
 int dkv_cmdFuzz(const dkv_cli *cli); /* this and the next two: fuzz/ */
 int dkv_cmdShrink(const dkv_cli *cli);
 int dkv_cmdPower(const dkv_cli *cli);

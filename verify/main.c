@@ -27,6 +27,11 @@ static const dkv_command commands[] = {
      "beyond chance, bits that changed where repeatable ones are promised, looser arithmetic, another generator or version.\n"
      "A third of --budget each for verdicts, fuzzing, and comparing errors. Exit: as check's; 1 for any finding.\n",
      dkv_cmdGate},
+    {"diagnose", DKV_CMD_DIAGNOSE, true, "LINE --kernel K", "where a kernel goes wrong, and what explains it",
+     "The first tensor that is wrong, the stage, region, rows, heads and dims; then hypotheses, each with the share of the\n"
+     "error that it explains. Backward is judged given the kernel's own O and LSE: a forward fault is named once. The kernel\n"
+     "runs again on the same inputs (a race shows), and on others that show the weights it gives to keys. Exit: as check's.\n",
+     dkv_cmdDiagnose},
     {"report", DKV_CMD_REPORT, true, "[--html FILE] [--markdown FILE] RECORDS...", "a page or tables from records",
      "RECORDS are files that --json wrote (check, fuzz; with --html those of bench and power, too). The page skips lines\n"
      "that are no records, and says which; tables stop there.\n",
@@ -45,6 +50,10 @@ static const dkv_command commands[] = {
      "keys: the words of a problem line; statuses: with their exit codes; conventions: how functions of Python files\n"
      "are called.\n",
      dkv_cmdList},
+    {"compare", DKV_CMD_COMPARE, false, "K1 K2 LINE", "two kernels side by side, stage by stage",
+     "Both are judged on the same inputs; then where they first part: bits, the largest difference, its place.\n"
+     "Exit: as check's, of both.\n",
+     dkv_cmdCompare},
     {"bench", DKV_CMD_BENCH, false, "--kernel K LINE|SUITE... [--oracle]", "time a kernel, useful FLOPs only",
      "On a CPU, GFLOP/s beside those of dgemm in the same run; on a GPU, by its own clock, fresh inputs of the\n"
      "line, warmed up. Medians of several runs.\n", dkv_cmdBench},

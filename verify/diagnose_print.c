@@ -1,0 +1,232 @@
+/* A diagnosis in words and as JSON. */
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "diagnose.h"
+#include "record.h"
+
+static void number(double x, char *out, size_t n) {
+    if (isnan(x))
+        snprintf(out, n, "-");
+    else
+        snprintf(out, n, "%.3g", x);
+}
+
+static void sayTensors(const dkv_diagnosis *d, FILE *f, bool verbose) {
+    fprintf(f, "  %-6s %16s %10s %8s %10s  %s\n", "tensor", "rows off", "err/bound", "noise", "gain",
+            "where");
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        const dkv_tensor_where *w = &d->tensor[id];
+        char off[40], worst[24], noise[24], gain[24];
+        if (!w->present) continue;
+        snprintf(off, sizeof off, "%lld of %lld", (long long)w->off, (long long)w->rows);
+        number(w->worst, worst, sizeof worst);
+        number(w->noise, noise, sizeof noise);
+        number(w->gain, gain, sizeof gain);
+        fprintf(f, "  %-6s %16s %10s %8s %10s", dkv_tensorName((dkv_tensor_id)id), off, worst, noise, gain);
+        if (w->rows_words[0]) fprintf(f, "  %s of %s", w->rows_words, w->segments);
+        if (w->heads[0]) fprintf(f, "%s %s", w->rows_words[0] ? "," : " ", w->heads);
+        if (w->dims[0]) fprintf(f, ", %s", w->dims);
+        if (w->nonfinite) fprintf(f, "; %lld not finite", (long long)w->nonfinite);
+        fprintf(f, "\n");
+        if (w->pattern[0]) fprintf(f, "  %6s %s\n", "", w->pattern);
+        if (w->scaled_share > 0.5)
+            fprintf(f, "  %6s %.4g times its value explains %.3f of the error\n", "", w->scaled,
+                    w->scaled_share);
+        if (w->growth_p < 1e-6 && (verbose || fabs(w->growth) > 0.3))
+            fprintf(f,
+                    "  %6s the error goes with the number of keys to the power %.2g (by chance: p = %.0e)\n",
+                    "", w->growth, fmax(w->growth_p, 1e-99));
+    }
+    fprintf(
+        f,
+        "  rows: a token and a head; dQ, dK, dV, dSink against the backward of the kernel's own O and LSE\n");
+}
+
+static void sayRepeats(const dkv_diagnosis *d, FILE *f) {
+    const dkv_repeats *r = &d->repeats;
+    if (r->runs < 2) return;
+    if (!r->differing) {
+        fprintf(f, "  repeats: %d runs, the same bits\n", r->runs);
+        return;
+    }
+    fprintf(f, "  repeats: %d of %d further runs have other bits:", r->differing, r->runs - 1);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++)
+        if (r->elements[id])
+            fprintf(f, " %s (%lld elements, by up to %.2g of the bound)", dkv_tensorName((dkv_tensor_id)id),
+                    (long long)r->elements[id], r->beyond[id]);
+    fprintf(f, "\n");
+}
+
+static void sayHypotheses(const dkv_diagnosis *d, FILE *f, bool verbose) {
+    const int n = verbose || d->n_hypotheses < 4 ? d->n_hypotheses : 4;
+    for (int i = 0; i < n; i++) {
+        const dkv_hypothesis *h = &d->hypothesis[i];
+        fprintf(f, "  %-7s %5.3f  %s: %s\n", i ? "" : "cause:", h->share, h->name, h->sentence);
+        if (h->evidence[0] && (verbose || i == 0)) fprintf(f, "  %14s %s\n", "", h->evidence);
+        if (h->n_members > 1 && (verbose || i == 0)) {
+            fprintf(f, "  %14s not told apart here:", "");
+            for (int k = 0; k < h->n_members && k < DKV_CLASS_MAX && (verbose || k < 8); k++)
+                fprintf(f, " %s", h->members[k]);
+            fprintf(f, "%s\n", !verbose && h->n_members > 8 ? " ..." : "");
+        }
+    }
+}
+
+static void sayPassed(const dkv_diagnosis *d, FILE *f) {
+    char sees[200];
+    double most = -1;
+    int at = -1;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        const dkv_judgement *j = &d->result.tensor[id];
+        if (!j->present || !j->all.total || !(j->all.max_ratio > most)) continue;
+        most = j->all.max_ratio;
+        at = id;
+    }
+    if (at >= 0)
+        fprintf(f, "  %s reaches %.2f of what rounding allows\n", dkv_tensorName((dkv_tensor_id)at), most);
+    dkv_sayStrength(&d->result.strength, sees, sizeof sees);
+    if (sees[0]) fprintf(f, "  it would have seen %s\n", sees);
+}
+
+void dkv_sayDiagnosis(const dkv_diagnosis *d, FILE *f, bool verbose) {
+    const dkv_result *r = &d->result;
+    enum { ROOM = DKV_LINE_MAX + 4 * DKV_SPEC_MAX };
+    char *replay = malloc(ROOM);
+    bool any = false;
+    fprintf(f, "%s\n%s  %s  [%s]\n", d->sentence, dkv_statusRow(r->status)->name, r->line, r->kernel);
+    if (d->note[0]) fprintf(f, "  %s\n", d->note);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) any |= d->tensor[id].present;
+    if (any) sayTensors(d, f, verbose);
+    for (int i = 0; i < d->n_spots; i++) {
+        const dkv_spot *s = &d->spot[i];
+        fprintf(f, "  stage:  %s%s%s", dkv_stageRow(s->stage)->name, s->region[0] ? ", " : "", s->region);
+        if (!isnan(s->share)) fprintf(f, " (its test explains %.2f)", s->share);
+        fprintf(f, "\n");
+    }
+    sayRepeats(d, f);
+    sayHypotheses(d, f, verbose);
+    if (r->status == DKV_ST_PASSED) sayPassed(d, f);
+    if (r->printed[0] &&
+        (r->status == DKV_ST_CRASHED || r->status == DKV_ST_NOT_RUN || r->status == DKV_ST_TIMEOUT)) {
+        fprintf(f, "  it printed:\n    ");
+        for (const char *c = r->printed; *c; c++) {
+            if (*c == '\n' && c[1])
+                fprintf(f, "\n    ");
+            else if (*c != '\n')
+                fputc((unsigned char)*c < 32 || (unsigned char)*c > 126 ? '?' : *c, f);
+        }
+        fprintf(f, "\n");
+    }
+    if (replay && r->status != DKV_ST_PASSED) {
+        dkv_replayCommand(r->line, r->kernel, replay, ROOM);
+        fprintf(f, "  replay: %s\n", replay);
+    }
+    free(replay);
+}
+
+/* ---- JSON ---- */
+
+static void addNumber(cJSON *o, const char *key, double x) {
+    if (isfinite(x))
+        cJSON_AddNumberToObject(o, key, x);
+    else
+        cJSON_AddStringToObject(o, key, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
+}
+
+static void addTensor(cJSON *all, int id, const dkv_tensor_where *w) {
+    cJSON *o = cJSON_AddObjectToObject(all, dkv_tensorName((dkv_tensor_id)id));
+    addNumber(o, "rows", (double)w->rows);
+    addNumber(o, "rows_off", (double)w->off);
+    addNumber(o, "rows_outside", (double)w->outside);
+    addNumber(o, "rows_nonfinite", (double)w->nonfinite);
+    addNumber(o, "max_bound_ratio", w->worst);
+    addNumber(o, "twin_rms", w->noise);
+    addNumber(o, "twin_gain", w->gain);
+    addNumber(o, "twin_mean", w->mean);
+    addNumber(o, "factor", w->scaled);
+    addNumber(o, "factor_share", w->scaled_share);
+    addNumber(o, "growth", w->growth);
+    addNumber(o, "growth_chance", w->growth_p);
+    cJSON_AddBoolToObject(o, "given_own_o_lse", w->given_own);
+    cJSON_AddStringToObject(o, "segments", w->segments);
+    cJSON_AddStringToObject(o, "rows_words", w->rows_words);
+    cJSON_AddStringToObject(o, "heads", w->heads);
+    cJSON_AddStringToObject(o, "dims", w->dims);
+    cJSON_AddStringToObject(o, "pattern", w->pattern);
+}
+
+static void addSpots(cJSON *o, const dkv_diagnosis *d) {
+    cJSON *all = cJSON_AddArrayToObject(o, "spots");
+    for (int i = 0; i < d->n_spots; i++) {
+        const dkv_spot *s = &d->spot[i];
+        cJSON *one = cJSON_CreateObject(), *tensors;
+        cJSON_AddItemToArray(all, one);
+        cJSON_AddStringToObject(one, "stage", dkv_stageRow(s->stage)->name);
+        cJSON_AddStringToObject(one, "tensor", dkv_tensorName(s->tensor));
+        tensors = cJSON_AddArrayToObject(one, "tensors");
+        for (int id = 0; id < DKV_N_OUTPUTS; id++)
+            if (s->tensors >> id & 1)
+                cJSON_AddItemToArray(tensors, cJSON_CreateString(dkv_tensorName((dkv_tensor_id)id)));
+        cJSON_AddStringToObject(one, "region", s->region);
+        cJSON_AddStringToObject(one, "detail", s->detail);
+        cJSON_AddBoolToObject(one, "precision", s->precision);
+        addNumber(one, "share", s->share);
+        cJSON_AddStringToObject(one, "sentence", s->sentence);
+    }
+}
+
+static void addHypotheses(cJSON *o, const dkv_diagnosis *d) {
+    cJSON *all = cJSON_AddArrayToObject(o, "hypotheses");
+    for (int i = 0; i < d->n_hypotheses; i++) {
+        const dkv_hypothesis *h = &d->hypothesis[i];
+        cJSON *one = cJSON_CreateObject(), *members;
+        cJSON_AddItemToArray(all, one);
+        cJSON_AddStringToObject(one, "family", h->family);
+        cJSON_AddStringToObject(one, "name", h->name);
+        cJSON_AddStringToObject(one, "sentence", h->sentence);
+        cJSON_AddStringToObject(one, "evidence", h->evidence);
+        addNumber(one, "share", h->share);
+        addNumber(one, "parameters", h->parameters);
+        cJSON_AddBoolToObject(one, "claimed", h->claimed);
+        cJSON_AddBoolToObject(one, "exact", h->exact);
+        members = cJSON_AddArrayToObject(one, "members");
+        for (int k = 0; k < h->n_members && k < DKV_CLASS_MAX; k++)
+            cJSON_AddItemToArray(members, cJSON_CreateString(h->members[k]));
+    }
+}
+
+static void addRepeats(cJSON *o, const dkv_diagnosis *d) {
+    cJSON *r = cJSON_AddObjectToObject(o, "repeats");
+    addNumber(r, "runs", d->repeats.runs);
+    addNumber(r, "differing", d->repeats.differing);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        if (!d->repeats.elements[id]) continue;
+        cJSON *t = cJSON_AddObjectToObject(r, dkv_tensorName((dkv_tensor_id)id));
+        addNumber(t, "elements", (double)d->repeats.elements[id]);
+        addNumber(t, "beyond_bound", d->repeats.beyond[id]);
+    }
+}
+
+char *dkv_printDiagnosis(const dkv_diagnosis *d) {
+    cJSON *o = cJSON_CreateObject();
+    char *record = dkv_printRecord(&d->result);
+    cJSON_AddStringToObject(o, "diagnosis", d->sentence);
+    addSpots(o, d);
+    cJSON *tensors = cJSON_AddObjectToObject(o, "where");
+    for (int id = 0; id < DKV_N_OUTPUTS; id++)
+        if (d->tensor[id].present) addTensor(tensors, id, &d->tensor[id]);
+    addRepeats(o, d);
+    addNumber(o, "probes", d->probes);
+    addHypotheses(o, d);
+    cJSON_AddStringToObject(o, "note", d->note);
+    cJSON *case_ = record ? cJSON_Parse(record) : NULL;
+    if (case_) cJSON_AddItemToObject(o, "case", case_);
+    char *text = case_ ? cJSON_PrintUnformatted(o) : NULL;
+    cJSON_Delete(o);
+    free(record);
+    return text;
+}
