@@ -192,6 +192,9 @@ static int device_openBuffer(const uint8_t handle[DKV_IPC_BYTES], void **p) {
 }
 static int device_closeBuffer(void *p) { return TRY(cudaIpcCloseMemHandle(p)); }
 
+static int device_allocHost(void **p, size_t n) { return TRY(cudaMallocHost(p, n ? n : 1)); }
+static int device_releaseHost(void *p) { return TRY(cudaFreeHost(p)); }
+
 static int device_probe(char *json, size_t n) { return TRY(dkv_cudaProbe(json, n)); }
 
 extern "C" __attribute__((visibility("default"))) const dkv_device_ops *dkv_deviceOps(void) {
@@ -228,6 +231,8 @@ extern "C" __attribute__((visibility("default"))) const dkv_device_ops *dkv_devi
         device_openBuffer,
         device_closeBuffer,
         device_probe,
+        device_allocHost,
+        device_releaseHost,
     };
     return &ops;
 }

@@ -11,6 +11,8 @@
 #define TILE_ROWS \
     8192 /* stacked rows, keys: measured on an H200, where products this large reach dgemm's own speed */
 #define TILE_KEYS 8192
+#define POOL_KEPT ((uint64_t)1 << 30) /* bytes that stay ours from one oracle to the next: taking memory anew takes as long
+                                         as a small oracle */
 #define TABLE_MAX \
     ((int64_t)1 << 28) /* maxima by key tile of one block; beyond, every key tile is taken to raise it */
 
@@ -50,6 +52,12 @@ int dkv_loadBlas(const dkv_blas **out) {
             dlclose(lib);
             return dkv_oracleFail(__FILE__, __LINE__, "cuBLAS lacks a function that the oracle needs");
         }
+        cudaMemPool_t pool;
+        uint64_t kept = POOL_KEPT;
+        int device;
+        DKV_TRY_CUDA(cudaGetDevice(&device));
+        DKV_TRY_CUDA(cudaDeviceGetDefaultMemPool(&pool, device));
+        DKV_TRY_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept));
         b.library = lib;
         if (b.create(&b.handle) != CUBLAS_STATUS_SUCCESS) {
             b.library = NULL;
@@ -293,7 +301,7 @@ static int countBad(dkv_device_oracle *o, const void *x, const void *y, const fl
     int32_t *sums = (int32_t *)malloc(sizeof *sums * (size_t)(heads * (rows + 1)));
     *out = sums;
     if (!host || !sums) return free(host), dkv_oracleFail(__FILE__, __LINE__, "out of memory");
-    cudaError_t e = cudaMalloc(&flag, (size_t)n + 1);
+    cudaError_t e = cudaMallocAsync(&flag, (size_t)n + 1, o->stream);
     if (!e) e = cudaMemsetAsync(flag, 0, (size_t)n + 1, o->stream);
     if (!e && n > 0) {
         bad_kernel<<<1024, 256, 0, o->stream>>>(x, o->p->dtype, rows, heads, wx, flag);
@@ -302,7 +310,7 @@ static int countBad(dkv_device_oracle *o, const void *x, const void *y, const fl
         e = cudaMemcpyAsync(host, flag, (size_t)n, cudaMemcpyDeviceToHost, o->stream);
     }
     if (!e) e = cudaStreamSynchronize(o->stream);
-    cudaFree(flag);
+    cudaFreeAsync(flag, o->stream);
     for (int64_t h = 0; h < heads && !e; h++) {
         int32_t *s = sums + h * (rows + 1);
         s[0] = 0;
@@ -315,8 +323,8 @@ static int countBad(dkv_device_oracle *o, const void *x, const void *y, const fl
 
 /* --- open and close --- */
 
-static int reserve(double **to, int64_t n) {
-    DKV_TRY_CUDA(cudaMalloc(to, sizeof(double) * (size_t)(n < 1 ? 1 : n)));
+static int reserve(dkv_device_oracle *o, double **to, int64_t n) {
+    DKV_TRY_CUDA(cudaMallocAsync(to, sizeof(double) * (size_t)(n < 1 ? 1 : n), o->stream));
     return 0;
 }
 
@@ -351,28 +359,28 @@ static int allocate(dkv_device_oracle *o) {
     for (int part = 0; part < DKV_N_PARTS; part++)
         for (int id = 0; id < DKV_N_OUTPUTS; id++)
             if (o->count[id] > 0) {
-                DKV_TRY(reserve(&o->out[part][id], o->count[id]));
+                DKV_TRY(reserve(o, &o->out[part][id], o->count[id]));
                 DKV_TRY_CUDA(
                     cudaMemsetAsync(o->out[part][id], 0, sizeof(double) * (size_t)o->count[id], o->stream));
             }
     double **head[] = {&o->q, &o->aq, &o->d_o, &o->ado, &o->k, &o->ak, &o->v, &o->av};
     const int64_t size[] = {tq * o->g * p->dqk, tq * o->g * p->dv, tk * p->dqk, tk * p->dv};
-    for (int i = 0; i < 8; i++) DKV_TRY(reserve(head[i], size[i / 2]));
-    for (int i = 0; i < DKV_WORK; i++) DKV_TRY(reserve(&o->work[i], m * o->ld));
-    DKV_TRY(reserve(&o->acc, m * d));
-    DKV_TRY(reserve(&o->acc2, m * d));
-    DKV_TRY(reserve(&o->v_max, (o->rows / o->sub_rows + 1) * d));
-    DKV_TRY(reserve(&o->chain_k, tk));
-    DKV_TRY(reserve(&o->key_n, tk));
+    for (int i = 0; i < 8; i++) DKV_TRY(reserve(o, head[i], size[i / 2]));
+    for (int i = 0; i < DKV_WORK; i++) DKV_TRY(reserve(o, &o->work[i], m * o->ld));
+    DKV_TRY(reserve(o, &o->acc, m * d));
+    DKV_TRY(reserve(o, &o->acc2, m * d));
+    DKV_TRY(reserve(o, &o->v_max, (o->rows / o->sub_rows + 1) * d));
+    DKV_TRY(reserve(o, &o->chain_k, tk));
+    DKV_TRY(reserve(o, &o->key_n, tk));
     if (p->sink) {
-        DKV_TRY(reserve(&o->sink_t, p->hq * tq));
-        DKV_TRY(reserve(&o->sink_e, p->hq * tq));
-        DKV_TRY(reserve(&o->sink_s, p->hq * tq));
+        DKV_TRY(reserve(o, &o->sink_t, p->hq * tq));
+        DKV_TRY(reserve(o, &o->sink_e, p->hq * tq));
+        DKV_TRY(reserve(o, &o->sink_s, p->hq * tq));
     }
     o->slots = o->a.key_tile > 0 ? mostSlots(o->l, o->a.key_tile) : 0;
     if (o->slots * m > TABLE_MAX) o->slots = 0;
-    DKV_TRY(reserve(&o->table, o->slots * m));
-    DKV_TRY(reserve(&o->row_memory, DKV_ROW_ARRAYS * m));
+    DKV_TRY(reserve(o, &o->table, o->slots * m));
+    DKV_TRY(reserve(o, &o->row_memory, DKV_ROW_ARRAYS * m));
     double **rows[] = {
         &o->r.max,   &o->r.sum,   &o->r.by,        &o->r.lse,       &o->r.delta,  &o->r.n,     &o->r.steps,
         &o->r.tiles, &o->r.rises, &o->r.cmax,      &o->r.top,       &o->r.last,   &o->r.kappa, &o->r.w0,
@@ -380,30 +388,34 @@ static int allocate(dkv_device_oracle *o) {
         &o->r.lost,  &o->r.terms, &o->r.score_var, &o->r.delta_var, &o->r.q_norm, &o->r.o_norm};
     static_assert(sizeof rows / sizeof *rows == DKV_ROW_ARRAYS, "one array each");
     for (int i = 0; i < DKV_ROW_ARRAYS; i++) *rows[i] = o->row_memory + i * m;
-    DKV_TRY_CUDA(cudaMalloc(&o->r.seen, (size_t)m));
+    DKV_TRY_CUDA(cudaMallocAsync(&o->r.seen, (size_t)m, o->stream));
     if (p->alibi) {
-        DKV_TRY_CUDA(cudaMalloc(&o->slopes, sizeof(float) * (size_t)p->hq));
+        DKV_TRY_CUDA(cudaMallocAsync(&o->slopes, sizeof(float) * (size_t)p->hq, o->stream));
         DKV_TRY_CUDA(cudaMemcpyAsync(o->slopes, o->l->alibi_slopes, sizeof(float) * (size_t)p->hq,
                                      cudaMemcpyHostToDevice, o->stream));
     }
     return 0;
 }
 
+static void dropBuffer(const dkv_device_oracle *o, void *x) {
+    if (x) cudaFreeAsync(x, o->stream);
+}
+
 static void oracle_close(dkv_device_oracle *o) {
     if (!o) return;
-    if (o->stream) cudaStreamSynchronize(o->stream);
     dkv_closeTwin(o);
     for (int part = 0; part < DKV_N_PARTS; part++)
-        for (int id = 0; id < DKV_N_OUTPUTS; id++) cudaFree(o->out[part][id]);
+        for (int id = 0; id < DKV_N_OUTPUTS; id++) dropBuffer(o, o->out[part][id]);
     double *all[] = {o->q,     o->aq,     o->d_o,    o->ado,    o->k,     o->ak,
                      o->v,     o->av,     o->acc,    o->acc2,   o->v_max, o->chain_k,
                      o->key_n, o->sink_t, o->sink_e, o->sink_s, o->table, o->row_memory};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cudaFree(all[i]);
-    for (int i = 0; i < DKV_WORK; i++) cudaFree(o->work[i]);
-    cudaFree(o->slopes);
-    cudaFree(o->r.seen);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) dropBuffer(o, all[i]);
+    for (int i = 0; i < DKV_WORK; i++) dropBuffer(o, o->work[i]);
+    dropBuffer(o, o->slopes);
+    dropBuffer(o, o->r.seen);
     free(o->bad_q);
     free(o->bad_k);
+    if (o->stream) cudaStreamSynchronize(o->stream);
     if (o->begin) cudaEventDestroy(o->begin);
     if (o->end) cudaEventDestroy(o->end);
     if (o->stream) cudaStreamDestroy(o->stream);
@@ -514,18 +526,40 @@ static int oracle_read(dkv_device_oracle *o, dkv_oracle_part part, dkv_tensor_id
     return 0;
 }
 
+__global__ void store_kernel(int64_t n, int dtype, dkv_rounder f, const double *x, void *out) {
+    DKV_GRID_LOOP(e, n) {
+        const double y = dkv_roundBy(f, x[e]);
+        if (dtype == DUALKV_FP32) {
+            ((float *)out)[e] = (float)x[e];
+        } else if (dtype == DUALKV_BF16) {
+            ((uint16_t *)out)[e] = (uint16_t)(__float_as_uint((float)y) >> 16);
+        } else {
+            const double a = fabs(y); /* exact in fp16 by now */
+            const unsigned long long u = (unsigned long long)__double_as_longlong(a);
+            const uint32_t normal = (uint32_t)((u >> 42) - (1008u << 10)),
+                           small = (uint32_t)((a < 1 ? a : 0) * 0x1p24);
+            const uint32_t special = 0x7c00u | ((uint32_t)(u >> 42) & 0x3ffu);
+            const uint32_t sign = (uint32_t)((unsigned long long)__double_as_longlong(y) >> 48) & 0x8000u;
+            ((uint16_t *)out)[e] = (uint16_t)(sign | (a < 0x1p-14 ? small : a < 65536 ? normal : special));
+        }
+    }
+}
+
+static int oracle_store(dkv_device_oracle *o, dkv_tensor_id id, void *device) {
+    const int dtype = id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : o->p->dtype;
+    if (o->count[id] == 0) return 0;
+    store_kernel<<<dkv_blocksFor(o->count[id], 256), 256, 0, o->stream>>>(
+        o->count[id], dtype, dkv_makeRounder(dtype), o->out[DKV_PART_TRUTH][id], device);
+    DKV_TRY_CUDA(cudaGetLastError());
+    DKV_TRY_CUDA(cudaStreamSynchronize(o->stream));
+    return 0;
+}
+
 static int oracle_cost(dkv_device_oracle *o, double *seconds, double *flops) {
     *seconds = o->seconds;
     *flops = o->flops;
     return 0;
 }
-
-int dkv_storeTruth(dkv_device_oracle *o, dkv_tensor_id id, void *device); /* oracle_vectors.cu */
-int64_t dkv_countVectors(const dkv_device_oracle *o, dkv_tensor_id id);
-int dkv_boundVectors(dkv_device_oracle *o, dkv_tensor_id id, const void *got, dkv_bound_vector *out);
-int dkv_twinHashes(dkv_device_oracle *o, dkv_tensor_id id, uint64_t *hash, uint8_t *use);
-int dkv_twinVectors(dkv_device_oracle *o, dkv_tensor_id id, const void *got, double clip,
-                    dkv_twin_vector *out);
 
 extern "C" __attribute__((visibility("default"))) const dkv_oracle_ops *dkv_oracleOps(void) {
     static const dkv_oracle_ops ops = {
@@ -540,11 +574,7 @@ extern "C" __attribute__((visibility("default"))) const dkv_oracle_ops *dkv_orac
         oracle_twin,
         oracle_hasTwin,
         oracle_read,
-        dkv_storeTruth,
-        dkv_countVectors,
-        dkv_boundVectors,
-        dkv_twinHashes,
-        dkv_twinVectors,
+        oracle_store,
         oracle_cost,
         oracle_gradients,
         oracle_lseRows,

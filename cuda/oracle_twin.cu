@@ -14,6 +14,7 @@
 #define FIT_ROWS 32
 #define FIT_KEYS 64
 #define KINDS 3 /* of samples, see sample_kernel */
+#define FEW 8192 /* hashes that are compared all with all: sooner done than sorted */
 
 /* --- chains --- */
 
@@ -105,18 +106,6 @@ int dkv_chainTile(dkv_device_oracle *o, int m, int n, int d, int ld, const float
 
 /* --- sampled chains --- */
 
-static __device__ double truncatingStep(double acc, const double *a, const double *b, int n) {
-    double top = fabs(acc), sum, quantum;
-    for (int c = 0; c < n; c++) top = fabs(a[c] * b[c]) > top ? fabs(a[c] * b[c]) : top;
-    if (!(top > 0) || !isfinite(top)) return acc;
-    quantum = ldexp(1.0, ilogb(top) - 25);
-    sum = trunc(acc / quantum);
-    for (int c = 0; c < n; c++) sum += trunc(a[c] * b[c] / quantum);
-    if (sum == 0) return 0;
-    double cut = ldexp(1.0, ilogb(sum) - 23);
-    return (cut > 1 ? trunc(sum / cut) * cut : sum) * quantum;
-}
-
 typedef struct sample {
     double model, real, drift, size;
     int32_t bin, used;
@@ -157,7 +146,7 @@ __global__ void sample_kernel(dkv_noise z, chain_weights w, int rows, int keys, 
     for (int c = 0; c < d; c++) sum += a[c] * b[c];
     if (z.truncates) {
         for (int c = 0; c < d; c += z.step)
-            got = truncatingStep(got, a + c, b + c, d - c < z.step ? d - c : z.step);
+            got = dkv_twinStep(got, a + c, b + c, d - c < z.step ? d - c : z.step);
     } else {
         float t = 0;
         for (int c = 0; c < d; c++) t = __fadd_rn(t, __fmul_rn((float)a[c], (float)b[c]));
@@ -345,18 +334,39 @@ __global__ void runs_kernel(int64_t n, const unsigned long long *hash, const uns
     }
 }
 
+/* The same without an order, for few. */
+__global__ void equals_kernel(int64_t n, const unsigned long long *hash, float *count) {
+    DKV_GRID_LOOP(i, n) {
+        const unsigned long long mine = hash[i];
+        int equal = 0;
+        for (int64_t j = 0; j < n; j++) equal += hash[j] == mine;
+        count[i] = (float)equal;
+    }
+}
+
+/* How many of hash[n] equal each. */
+static int countHashes(dkv_device_oracle *o, int64_t n, const unsigned long long *hash, float *count) {
+    dkv_twin_device *t = o->twin;
+    if (n <= FEW) {
+        equals_kernel<<<dkv_blocksFor(n, 64), 64, 0, o->stream>>>(n, hash, count);
+        DKV_TRY_CUDA(cudaGetLastError());
+        return 0;
+    }
+    DKV_TRY_CUDA(cudaMemcpyAsync(t->sorted, hash, 8 * (size_t)n, cudaMemcpyDeviceToDevice, o->stream));
+    thrust::device_ptr<unsigned long long> p(t->sorted);
+    thrust::sort(thrust::cuda::par.on(o->stream), p, p + n);
+    runs_kernel<<<dkv_blocksFor(n, 256), 256, 0, o->stream>>>(n, hash, t->sorted, count);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
 static int countRuns(dkv_device_oracle *o, const hashing *k, float *count) {
     dkv_twin_device *t = o->twin;
     const int64_t n = k->rows * k->g;
     if (n == 0) return 0;
     hash_kernel<<<dkv_blocksFor(n * 32, 256), 256, 0, o->stream>>>(*k, t->hash);
     DKV_TRY_CUDA(cudaGetLastError());
-    DKV_TRY_CUDA(cudaMemcpyAsync(t->sorted, t->hash, 8 * (size_t)n, cudaMemcpyDeviceToDevice, o->stream));
-    thrust::device_ptr<unsigned long long> p(t->sorted);
-    thrust::sort(thrust::cuda::par.on(o->stream), p, p + n);
-    runs_kernel<<<dkv_blocksFor(n, 256), 256, 0, o->stream>>>(n, t->hash, t->sorted, count);
-    DKV_TRY_CUDA(cudaGetLastError());
-    return 0;
+    return countHashes(o, n, t->hash, count);
 }
 
 static int countEqual(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, const float *kernel_lse) {
@@ -401,10 +411,7 @@ static int countClasses(dkv_device_oracle *o) {
     dkv_twin_device *t = o->twin;
     const int64_t n = o->l->view.tq * o->g;
     if (n == 0) return 0;
-    DKV_TRY_CUDA(cudaMemcpyAsync(t->sorted, t->row_class, 8 * (size_t)n, cudaMemcpyDeviceToDevice, o->stream));
-    thrust::device_ptr<unsigned long long> p(t->sorted);
-    thrust::sort(thrust::cuda::par.on(o->stream), p, p + n);
-    runs_kernel<<<dkv_blocksFor(n, 256), 256, 0, o->stream>>>(n, t->row_class, t->sorted, t->equal_any[0]);
+    DKV_TRY(countHashes(o, n, t->row_class, t->equal_any[0]));
     classes_kernel<<<256, 256, 0, o->stream>>>(n, t->row_class, t->equal_any[0], t->classes);
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;
@@ -422,10 +429,11 @@ typedef struct buffer {
 #define FLOATS(field, n) \
     { &t->field, n, sizeof(float) }
 
-static int take(dkv_twin_device *t, const buffer *all, size_t n) {
+static int take(dkv_device_oracle *o, const buffer *all, size_t n) {
+    dkv_twin_device *t = o->twin;
     for (size_t i = 0; i < n; i++) {
         void *x = NULL;
-        DKV_TRY_CUDA(cudaMalloc(&x, (size_t)(all[i].n < 1 ? 1 : all[i].n) * all[i].size));
+        DKV_TRY_CUDA(cudaMallocAsync(&x, (size_t)(all[i].n < 1 ? 1 : all[i].n) * all[i].size, o->stream));
         t->memory[t->n_memory++] = x;
         memcpy(all[i].to, &x, sizeof x);
     }
@@ -467,6 +475,7 @@ static int allocate(dkv_device_oracle *o) {
                           DOUBLES(top.s, m),
                           DOUBLES(top.vs, m),
                           DOUBLES(top.chain, m),
+                          DOUBLES(top.loss, m),
                           DOUBLES(top.keep2, m),
                           DOUBLES(top.equal, m),
                           DOUBLES(top.equal_v, m),
@@ -522,7 +531,7 @@ static int allocate(dkv_device_oracle *o) {
                           DOUBLES(sink_y, sinks),
                           DOUBLES(sink_v, sinks)};
     static_assert(sizeof all / sizeof *all <= sizeof t->memory / sizeof *t->memory, "room for each");
-    DKV_TRY(take(t, all, sizeof all / sizeof *all));
+    DKV_TRY(take(o, all, sizeof all / sizeof *all));
     if (!o->in.d_lse) t->equal_any[1] = t->equal_any[0], t->equal_own[1] = t->equal_own[0];
     return 0;
 }
@@ -583,7 +592,7 @@ static void declare(dkv_device_oracle *o) {
 void dkv_closeTwin(dkv_device_oracle *o) {
     dkv_twin_device *t = o->twin;
     if (!t) return;
-    for (int i = 0; i < t->n_memory; i++) cudaFree(t->memory[i]);
+    for (int i = 0; i < t->n_memory; i++) cudaFreeAsync(t->memory[i], o->stream);
     free(t);
     o->twin = NULL;
 }

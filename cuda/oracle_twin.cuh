@@ -14,7 +14,7 @@ typedef struct dkv_twin_fit {
 
 /* Each row's largest score so far (ref/twin_impl.h: dkv_topKey), [max_m] each. */
 typedef struct dkv_top_rows {
-    double *s, *vs, *chain, *keep2, *equal, *equal_v;
+    double *s, *vs, *chain, *loss, *keep2, *equal, *equal_v;
     int64_t *key;
 } dkv_top_rows;
 

@@ -105,6 +105,7 @@ static __device__ __forceinline__ void noteTop(const dkv_area &t, const dkv_twin
     f.top.s[i] = most;
     f.top.vs[i] = own;
     f.top.chain[i] = u.z.step2 * u.scale * u.scale * fit.var[dkv_chainBin(v.sq[e])] * v.sq[e] * size;
+    f.top.loss[i] = u.z.gain > 0 ? fit.gain[dkv_chainBin(v.sq[e])] * v.dot[e] * sqrt(size) : 0;
     f.top.keep2[i] = (1 - cap * cap) * (1 - cap * cap);
     f.top.equal[i] = (double)f.equal_k[j];
     f.top.equal_v[i] = (double)f.equal_kv[j];
@@ -474,17 +475,20 @@ typedef struct forward_end {
 } forward_end;
 
 /* Where a row leans on one key, that key's score is most of its noise: its chain is walked, and all that depends on it
- * set right (ref/twin_top.c). Returns the variance of the top score. */
+ * set right (ref/twin_top.c). Returns the variance of the top score; *common: of what all scores of the row share. */
 static __device__ __forceinline__ double refineTop(const forward_end &f, const dkv_twin_units &u, row_state &st,
-                                                   const row_sums &x, int64_t i, int lane) {
+                                                   const row_sums &x, int64_t i, int lane, double *common) {
     double vs = f.top.vs[i];
+    *common = 0;
     const double s = f.top.s[i];
-    if (s == -INFINITY || u.z.truncates || u.z.step > 1 || u.s_rounded || u.z.unit2 < 0x1p-80) return vs;
+    if (s == -INFINITY || (u.z.step > 1 && !u.z.truncates) || u.s_rounded || u.z.unit2 < 0x1p-80) return vs;
     const int64_t key = f.top.key[i];
     const double weight = exp(s - st.max), w2 = weight * weight;
-    double more = u.scale * u.scale * dkv_twinWalk(f.q + i * f.dqk, f.k + key * f.dqk, f.dqk) - f.top.chain[i];
-    more *= f.top.keep2[i] * w2;
+    const double by = u.scale * u.scale;
+    const dkv_twin_walk walk = dkv_twinWalk(&u.z, f.q + i * f.dqk, f.k + key * f.dqk, f.dqk, f.top.loss[i]);
+    const double more = (by * (walk.own + walk.common) - f.top.chain[i]) * f.top.keep2[i] * w2;
     if (!isfinite(more)) return vs;
+    *common = by * walk.common * f.top.keep2[i];
     vs = fmax(vs + more / w2, 0.0);
     st.score_var = fmax(st.score_var + more * f.top.equal[i], 0.0);
     if (u.p_rounded) return vs;
@@ -549,7 +553,8 @@ __global__ void finish_forward_twin_kernel(forward_end f, __grid_constant__ cons
     row_state st = {r.max[i], r.sum[i], r.sum_var[i], r.lost[i], r.terms[i], r.score_var[i]};
     const int64_t vec = (f.q_row + i / f.g) * f.hq + f.head0 + i % f.g,
                   one = (f.head0 + i % f.g) * f.tq + f.q_row + i / f.g;
-    const double vs = refineTop(f, u, st, x, i, lane);
+    double common;
+    const double vs = refineTop(f, u, st, x, i, lane, &common);
     if (f.sink) addSink(f, u, st, x, i, lane);
     if (st.sum == 0) { /* no key, no sink: exact */
         for (int c = lane; c < f.d; c += 32) {
@@ -567,7 +572,9 @@ __global__ void finish_forward_twin_kernel(forward_end f, __grid_constant__ cons
     const double fine = fmin(dkv_spacingAt(u.ulp_lse, fabs(top)), v); /* both are multiples of it */
     double last = fine < h ? (h * h + 2 * fine * fine) / 12 : 0;
     if (last > g * g) last = g * g;
-    const double lse_var = rel + u.z.log2 / u.z.lse2 * v * v / 12 + last;
+    const double keys = f.sink ? l - exp((double)f.sink[i % f.g] - st.max) : l, most = exp(f.top.s[i] - st.max);
+    common = keys > most ? common * (keys * keys - most * most) / (l * l) : 0;
+    const double lse_var = rel + common + u.z.log2 / u.z.lse2 * v * v / 12 + last;
     if (lane == 0) {
         f.twin_lse[one] = lse;
         f.sigma2_lse[one] = lse_var;

@@ -77,6 +77,10 @@ typedef struct dkv_device_ops {
 
     /* What the matrix unit keeps and truncates, as one JSON object (probe.cu says what its fields mean). */
     int (*probe)(char *json, size_t n);
+
+    /* Host memory that copies reach without another copy on the way. */
+    int (*allocHost)(void **p, size_t n);
+    int (*releaseHost)(void *p); /* NULL is allowed */
 } dkv_device_ops;
 
 const dkv_device_ops *dkv_deviceOps(void);

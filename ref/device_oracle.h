@@ -1,13 +1,12 @@
-/* device_oracle.h: truth, bound and twin in double precision on a device, and the comparison's reductions there too.
- * Plain C, no CUDA header: taken from libdualkv_cuda.so by the symbol DKV_ORACLE_SYMBOL. cuBLAS is loaded at
- * the first open.
+/* device_oracle.h: truth, bound and twin in double precision on a device. Plain C, no CUDA header: taken from
+ * libdualkv_cuda.so by the symbol DKV_ORACLE_SYMBOL. cuBLAS is loaded at the first open.
  *
  * The same definitions as the CPU's oracle (ref/oracle.h): the bound's formulas are the same code
  * (bound_formula.h), the mask is the reference's (mask_pair.h). Products are cuBLAS dgemm; exp, log, tanh are
  * CUDA's fp64 functions (at most 1, 1, 2 ulp). Sums run in an order that the problem alone decides: the same
  * bits every time on one device.
  *
- *     open; bound; [kernel runs]; twin; for each tensor: boundVectors, twinHashes, twinVectors; close
+ *     open; bound; [kernel runs]; twin; for each part and tensor: read; lseRows; close
  *
  * Every function returns 0, or non-zero; then error() says why. One thread at a time. */
 #ifndef DKV_DEVICE_ORACLE_H
@@ -44,21 +43,6 @@ typedef struct dkv_oracle_settings {
     void *context;
 } dkv_oracle_settings;
 
-/* One vector (the elements of one row and head; one element for LSE and dSink) against the bound. */
-typedef struct dkv_bound_vector {
-    double ratio;            /* largest err/bound; INFINITY where outside for certain */
-    double got, want, bound; /* at the first element of that ratio */
-    int32_t dim;
-    int32_t bad, nonfinite; /* elements outside; elements not finite where the truth is */
-    int32_t reserved;
-} dkv_bound_vector;
-
-/* One vector against the twin: verify/judge.c's row statistics. */
-typedef struct dkv_twin_vector {
-    double square, mean, slope, weight, noise;
-    int32_t used, reserved; /* 0: no element tells anything */
-} dkv_twin_vector;
-
 typedef struct dkv_oracle_ops {
     uint32_t size; /* of this struct; fields are only ever added at the end */
     uint32_t reserved;
@@ -79,15 +63,6 @@ typedef struct dkv_oracle_ops {
     int (*read)(dkv_device_oracle *o, dkv_oracle_part part, dkv_tensor_id id, double *host);
     /* Truth rounded to the tensor's type (fp32 for LSE, dSink) into device memory: the oracle as a kernel. */
     int (*store)(dkv_device_oracle *o, dkv_tensor_id id, void *device);
-
-    /* Reductions; `got`: device pointer, canonical, problem's dtype (fp32 for LSE, dSink); results in host
-     * memory, one a vector in the order row-major over [rows, heads] ([heads, rows] for LSE). */
-    int64_t (*vectors)(const dkv_device_oracle *o, dkv_tensor_id id);
-    int (*boundVectors)(dkv_device_oracle *o, dkv_tensor_id id, const void *got, dkv_bound_vector *out);
-    /* Hash of the twin's vector (equal vectors, equal hashes); use: 1 where an element has a twin. */
-    int (*twinHashes)(dkv_device_oracle *o, dkv_tensor_id id, uint64_t *hash, uint8_t *use);
-    int (*twinVectors)(dkv_device_oracle *o, dkv_tensor_id id, const void *got, double clip,
-                       dkv_twin_vector *out);
     /* Seconds of device time so far, and products (2mnk) of dgemm. */
     int (*cost)(dkv_device_oracle *o, double *seconds, double *flops);
     /* The truth's backward alone, from O and LSE as a kernel's forward left them (as for twin): a backward kernel. */

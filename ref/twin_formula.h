@@ -199,18 +199,64 @@ DKV_INLINE double dkv_formulaWeightVar(const dkv_noise *z, double p, double x, d
     return p * p * (vs + z->unit2 * x * x + (x != 0 ? z->exp2 : 0));
 }
 
-/* Variance of the roundings of one chain in fp32, in order: the sum of their squares. */
-DKV_INLINE double dkv_twinWalk(const double *a, const double *b, int64_t d) {
+/* The tensor core's step over n products (tolerance page): products and accumulator aligned to the largest exponent,
+ * cut below 2^-25 of it, summed, cut to 24 bits, toward zero. */
+DKV_INLINE double dkv_twinStep(double acc, const double *a, const double *b, int64_t n) {
+    double top = fabs(acc), sum, quantum, cut;
+    for (int64_t c = 0; c < n; c++) top = fabs(a[c] * b[c]) > top ? fabs(a[c] * b[c]) : top;
+    if (!(top > 0) || !isfinite(top)) return acc;
+    quantum = ldexp(1.0, ilogb(top) - 25);
+    sum = trunc(acc / quantum);
+    for (int64_t c = 0; c < n; c++) sum += trunc(a[c] * b[c] / quantum);
+    if (sum == 0) return 0;
+    cut = ldexp(1.0, ilogb(sum) - 23);
+    return (cut > 1 ? trunc(sum / cut) * cut : sum) * quantum;
+}
+
+/* A chain's variance: its own, and that of a loss which the chains of the same row with other keys share. */
+typedef struct dkv_twin_walk {
+    double own, common;
+} dkv_twin_walk;
+
+/* The chain in truncating steps of z->step products. What the steps lose in proportion to their sums is a loss of the whole
+ * chain, `loss` of which is expected; what is left of each step is noise, part of which is in that proportion already. */
+DKV_INLINE dkv_twin_walk dkv_twinWalkSteps(const dkv_noise *z, const double *a, const double *b, int64_t d, double loss) {
+    double acc = 0, n = 0, sums = 0, squares = 0, along = 0, lost2 = 0, rest, off;
+    for (int64_t c = 0; c < d; c += z->step) {
+        int64_t m = d - c < z->step ? d - c : z->step;
+        double sum = acc, r;
+        for (int64_t e = c; e < c + m; e++) sum += a[e] * b[e];
+        acc = dkv_twinStep(acc, a + c, b + c, m);
+        r = acc - sum;
+        n++;
+        sums += sum;
+        squares += sum * sum;
+        along += r * sum;
+        lost2 += r * r;
+    }
+    dkv_twin_walk w = {0, 0};
+    if (!(squares > 0)) return w;
+    rest = n > 1 ? (lost2 - along * along / squares) * n / (n - 1) * (1 - sums * sums / (n * squares)) : 0;
+    off = along / squares * sums - loss;
+    w.own = rest > 0 ? rest : 0;
+    w.common = off * off;
+    return w;
+}
+
+/* Variance of the roundings of one chain as declared, in order; in fp32, the sum of their squares. loss: what the twin
+ * expects this chain to lose. */
+DKV_INLINE dkv_twin_walk dkv_twinWalk(const dkv_noise *z, const double *a, const double *b, int64_t d, double loss) {
     float t = 0;
-    double var = 0;
+    dkv_twin_walk w = {0, 0};
+    if (z->truncates) return dkv_twinWalkSteps(z, a, b, d, loss);
     for (int64_t c = 0; c < d; c++) {
         double x = a[c] * b[c];
         float y = (float)x, next = t + y;
         double r = (double)t + (double)y - (double)next;
-        var += (x - (double)y) * (x - (double)y) + r * r;
+        w.own += (x - (double)y) * (x - (double)y) + r * r;
         t = next;
     }
-    return var;
+    return w;
 }
 
 /* The row sum over the terms of one key tile, term by term as a kernel adds: variance of the roundings. Where one of

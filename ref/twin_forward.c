@@ -303,12 +303,13 @@ static void finishLse(dkv_twin *t, int64_t i) {
     double l = t->sum[i], lse = t->max[i] + log(l), top = t->a->p_normalised ? t->top[i].s : t->max[i],
            g = lse - top, u = dkv_spacingAt(t->ulp_lse, fabs(lse)),
            v = dkv_spacingAt(t->ulp_lse, fabs(g));
+    double keys = t->in->sink ? l - exp(t->in->sink[t->h.kvh * t->h.g + i % t->h.g] - t->max[i]) : l;
     double rel = (t->score_var[i] + t->sum_var[i] + t->lost[i] * t->lost[i]) / (l * l);
     double fine = fmin(dkv_spacingAt(t->ulp_lse, fabs(top)), v); /* both are multiples of it */
     double last = fine < u ? (u * u + 2 * fine * fine) / 12 : 0;
     if (last > g * g) last = g * g;
     t->sum_var[i] = rel;
-    t->lse_var[i] = rel + t->z.log2 / t->z.lse2 * v * v / 12 + last;
+    t->lse_var[i] = rel + dkv_twinCommonVar(t, i, keys) / (l * l) + t->z.log2 / t->z.lse2 * v * v / 12 + last;
     t->lse[i] = lse;
 }
 
@@ -355,7 +356,10 @@ void dkv_twinBeginForward(dkv_twin *t) {
     if (t->a->p_normalised) fillLse(t);
     for (size_t e = 0; e < sizeof rows / sizeof *rows; e++) memset(rows[e], 0, row);
     for (size_t e = 0; e < sizeof wide / sizeof *wide; e++) memset(wide[e], 0, all);
-    for (int64_t i = 0; i < m; i++) t->max[i] = t->top[i].s = -INFINITY;
+    for (int64_t i = 0; i < m; i++) {
+        t->max[i] = -INFINITY;
+        t->top[i] = (dkv_topKey){.s = -INFINITY};
+    }
     if (t->table) fillMaxima(t);
 }
 

@@ -21,10 +21,11 @@ typedef struct dkv_rowSum {
     double *acc, *chain, *loss, *a1, *a2, *terms, *now, *var;
 } dkv_rowSum;
 
-/* A row's largest score so far: the variance in use of it, of which its chain's; (1 - tanh^2)^2 of its softcap; how
- * many keys (and values) of its segment equal this one. */
+/* A row's largest score so far: the variance in use of it, of which its chain's, and what of it all keys of the row share;
+ * the loss of q.k that the twin expects;
+ * (1 - tanh^2)^2 of its softcap; how many keys (and values) of its segment equal this one. */
 typedef struct dkv_topKey {
-    double s, vs, chain, keep2, equal, equal_v;
+    double s, vs, chain, common, loss, keep2, equal, equal_v;
     int64_t key;
 } dkv_topKey;
 
@@ -105,6 +106,7 @@ void dkv_twinSquares(const double *x, int64_t n, int64_t d, const float *weight,
 void dkv_twinNoteTop(dkv_twin *t, int64_t i);
 void dkv_twinRefineTop(dkv_twin *t, int64_t i);
 double dkv_twinSumVar(const dkv_twin *t, int64_t i);
+double dkv_twinCommonVar(const dkv_twin *t, int64_t i, double keys); /* keys: the row sum without the sink */
 void dkv_twinClassify(dkv_twin *t, int64_t i);
 
 /* How many of x exceed `least`, and the sum of squares. Sum of w x y. */

@@ -9,26 +9,12 @@ dkv_quick dkv_makeQuick(int64_t d) {
     return (dkv_quick){(n + 1) * (2 * n + 1) / (6 * n), (n + 1) / (6 * n), 1 / n};
 }
 
-/* The tensor core's step (tolerance page): products and accumulator aligned to the largest exponent, cut
- * below 2^-25 of it, summed, cut to 24 bits, toward zero. */
-static double truncatingStep(double acc, const double *a, const double *b, int64_t n) {
-    double top = fabs(acc), sum, quantum;
-    for (int64_t c = 0; c < n; c++) top = fabs(a[c] * b[c]) > top ? fabs(a[c] * b[c]) : top;
-    if (!(top > 0) || !isfinite(top)) return acc;
-    quantum = ldexp(1, ilogb(top) - 25);
-    sum = trunc(acc / quantum);
-    for (int64_t c = 0; c < n; c++) sum += trunc(a[c] * b[c] / quantum);
-    if (sum == 0) return 0;
-    double cut = ldexp(1, ilogb(sum) - 23);
-    return (cut > 1 ? trunc(sum / cut) * cut : sum) * quantum;
-}
-
 static double runChain(const dkv_noise *z, const double *a, const double *b, int64_t d) {
     float t = 0;
     double acc = 0;
     if (z->truncates) {
         for (int64_t c = 0; c < d; c += z->step)
-            acc = truncatingStep(acc, a + c, b + c, d - c < z->step ? d - c : z->step);
+            acc = dkv_twinStep(acc, a + c, b + c, d - c < z->step ? d - c : z->step);
         return acc;
     }
     for (int64_t c = 0; c < d; c++) {

@@ -14,6 +14,13 @@ static double chainModel(const dkv_twin *t, int64_t i, int64_t j) {
     return t->z.step2 * scale * scale * t->fit_s.var[dkv_chainBin(sq)] * sq * size;
 }
 
+/* What the twin expects the chain of row i and the tile's key j to lose, as dkv_twinScoreRow has it. */
+static double chainLoss(const dkv_twin *t, int64_t i, int64_t j) {
+    int64_t at = i * t->t.n + j;
+    if (t->quick || !(t->z.gain > 0)) return 0;
+    return t->fit_s.gain[dkv_chainBin(t->sq[at])] * t->dot[at] * sqrt(t->q_norm[i] * t->k_norm[j]);
+}
+
 void dkv_twinNoteTop(dkv_twin *t, int64_t i) {
     int64_t n = t->t.n, j = 0;
     const double *s = t->s + i * n;
@@ -24,6 +31,7 @@ void dkv_twinNoteTop(dkv_twin *t, int64_t i) {
     t->top[i] = (dkv_topKey){.s = x,
                              .vs = t->vs[j],
                              .chain = chainModel(t, i, j),
+                             .loss = chainLoss(t, i, j),
                              .keep2 = (1 - cap * cap) * (1 - cap * cap),
                              .equal = t->equal_k[t->t.k_row + j],
                              .equal_v = t->equal_kv[t->t.k_row + j],
@@ -34,13 +42,15 @@ void dkv_twinRefineTop(dkv_twin *t, int64_t i) {
     const dkv_problem *p = t->p;
     dkv_topKey *k = &t->top[i];
     const double *q = t->b.q + i * p->dqk;
+    dkv_twin_walk walk;
     double row[256], more, weight = exp(k->s - t->max[i]), by = p->scale * p->scale;
-    if (k->s == -INFINITY || t->z.truncates || t->z.step > 1 || t->s_rounded || t->z.unit2 < 0x1p-80) return;
+    if (k->s == -INFINITY || (t->z.step > 1 && !t->z.truncates) || t->s_rounded || t->z.unit2 < 0x1p-80) return;
     dkv_decodeRows(t->in->k, p->dtype, k->key, 1, p->hkv, t->h.kvh, p->dqk, row);
     dkv_roundArray(row, (size_t)p->dqk, t->a->in_format);
-    more = by * dkv_twinWalk(q, row, p->dqk) - k->chain;
-    more *= k->keep2 * weight * weight;
+    walk = dkv_twinWalk(&t->z, q, row, p->dqk, k->loss);
+    more = (by * (walk.own + walk.common) - k->chain) * k->keep2 * weight * weight;
     if (!isfinite(more)) return;
+    k->common = by * walk.common * k->keep2;
     k->vs = fmax(k->vs + more / (weight * weight), 0);
     t->score_var[i] = fmax(t->score_var[i] + more * k->equal, 0);
     if (t->p_rounded) return;
@@ -61,6 +71,12 @@ double dkv_twinSumVar(const dkv_twin *t, int64_t i) {
     double var = t->score_var[i] - p * p * k->vs * k->equal;
     if (k->s == -INFINITY || p < 1) return t->score_var[i]; /* the sink is larger */
     return (var > 0x1p-40 * t->score_var[i] ? var : 0) + k->vs * rest * rest;
+}
+
+/* Beside the largest score's own: a loss that all scores of a row share moves the whole sum. */
+double dkv_twinCommonVar(const dkv_twin *t, int64_t i, double keys) {
+    double p = exp(t->top[i].s - t->max[i]);
+    return keys > p ? t->top[i].common * (keys * keys - p * p) : 0;
 }
 
 /* Rows of one query vector that lean on one key have one chain's error: one class. */

@@ -13,10 +13,14 @@
 #define DELAY_BYTES ((size_t)64 << 20)
 #define DELAY_FILLS 256 /* of DELAY_BYTES each: 5 ms at 3 TB/s */
 #define BUSY_SECONDS 20.0
+/* Small arenas go there and back in one copy each way, and their memory stays for the next plan. */
+#define SMALL_BYTES ((int64_t)16 << 20)
+#define SLAB_ALIGN 256
 
 /* A block of the arena with the gaps on both sides of it: bytes [from, from + bytes) of the arena. */
 typedef struct region {
     int64_t from, bytes;
+    int64_t room, slab;    /* bytes of raw; where in the slab */
     void *raw, *raw_stage; /* allocations; the stage only once it was needed */
     uint8_t *at, *stage;   /* where `from` is in them */
 } region;
@@ -29,8 +33,14 @@ struct dkv_gpu {
     int n_regions;
     region region[DKV_N_SLOTS];
     uint8_t *gap[2]; /* host: room for the largest gap, twice */
-    void *segments, *ranges, *slopes;
+    /* of small arenas: all regions one after another, on the device and here; slab_bytes 0: the plan is not small */
+    void *slab, *host_slab;
+    int64_t slab_bytes;
+    void *tables; /* of the problem */
+    size_t tables_room;
+    const uint8_t *segments, *ranges, *slopes;
     bool has_problem;
+    bool exact; /* every allocation made anew, of its own size */
 };
 
 /* ---- opening ---- */
@@ -75,6 +85,8 @@ int dkv_openGpu(void *so, dkv_gpu **out, dkv_gpu_info *info, dkv_err *err) {
     memset(info, 0, sizeof *info);
     dkv_gpu *g = calloc(1, sizeof *g);
     if (!g) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+    const char *exact = getenv("DUALKV_EXACT_MEMORY");
+    g->exact = exact && exact[0];
     int rc = findOps(so, g, err);
     if (rc) goto done;
     const dkv_device_ops *o = g->ops;
@@ -101,32 +113,42 @@ done:
     return rc;
 }
 
-static void dropRegions(dkv_gpu *g) {
-    for (int i = 0; i < g->n_regions; i++) {
-        g->ops->release(g->region[i].raw);
-        g->ops->release(g->region[i].raw_stage);
+static void releaseRegions(const dkv_gpu *g, region *all) {
+    for (int i = 0; i < DKV_N_SLOTS; i++) {
+        g->ops->release(all[i].raw);
+        g->ops->release(all[i].raw_stage);
     }
-    memset(g->region, 0, sizeof g->region);
-    g->n_regions = 0;
+    memset(all, 0, DKV_N_SLOTS * sizeof *all);
+}
+
+static void dropGaps(dkv_gpu *g) {
     for (int i = 0; i < 2; i++) {
         free(g->gap[i]);
         g->gap[i] = NULL;
     }
 }
 
+static void dropRegions(dkv_gpu *g) {
+    releaseRegions(g, g->region);
+    g->n_regions = 0;
+    dropGaps(g);
+}
+
 void dkv_dropGpuProblem(dkv_gpu *g) {
     if (!g) return;
-    g->ops->release(g->segments);
-    g->ops->release(g->ranges);
-    g->ops->release(g->slopes);
-    g->segments = g->ranges = g->slopes = NULL;
     g->has_problem = false;
+    if (!g->exact) return;
+    g->ops->release(g->tables);
+    g->tables = NULL;
+    g->tables_room = 0;
 }
 
 void dkv_closeGpu(dkv_gpu *g) {
     if (!g) return;
-    dkv_dropGpuProblem(g);
+    g->ops->release(g->tables);
     dropRegions(g);
+    g->ops->release(g->slab);
+    g->ops->releaseHost(g->host_slab);
     g->ops->release(g->delay);
     g->ops->closeEvent(g->first);
     g->ops->closeEvent(g->last);
@@ -149,17 +171,43 @@ static int64_t gapBegin(const dkv_plan *p, int i) {
 }
 static int64_t gapEnd(const dkv_plan *p, int i) { return i < p->n_blocks ? p->block[i].offset : p->size; }
 
-/* Memory for a region, all of it poison, at its phase. */
-static int allocRegion(const dkv_gpu *g, const region *r, void **raw, uint8_t **at) {
-    size_t n = (size_t)r->bytes + PHASE;
-    if (g->ops->alloc(raw, n) || g->ops->fill(*raw, 0xFF, n, g->stream)) return 1;
+/* Memory for a region at its phase, all of it poison. */
+static int allocRegion(const dkv_gpu *g, const region *r, void **raw, int64_t *room, uint8_t **at) {
+    int64_t need = r->bytes + PHASE, take = need;
+    if (!g->exact && need <= SMALL_BYTES)
+        for (take = 1 << 16; take < need; take *= 2) {
+        }
+    if (!*raw || *room != take) {
+        g->ops->release(*raw);
+        *raw = NULL;
+        if (g->ops->alloc(raw, (size_t)take)) return 1;
+        *room = take;
+    }
+    if (g->ops->fill(*raw, 0xFF, (size_t)need, g->stream)) return 1;
     *at = (uint8_t *)*raw + (((uintptr_t)r->from - (uintptr_t)*raw) & (PHASE - 1));
     return 0;
 }
 
+/* Where each region lies in the slab, and room for it; without that, regions are copied one by one. */
+static void placeSlab(dkv_gpu *g) {
+    int64_t end = 0;
+    for (int i = 0; i < g->n_regions; i++) {
+        g->region[i].slab = end;
+        end += (g->region[i].bytes + SLAB_ALIGN - 1) / SLAB_ALIGN * SLAB_ALIGN;
+    }
+    g->slab_bytes = end <= SMALL_BYTES ? end : 0;
+    if (!g->slab_bytes || g->slab) return;
+    if (!g->ops->alloc(&g->slab, (size_t)SMALL_BYTES) && !g->ops->allocHost(&g->host_slab, (size_t)SMALL_BYTES)) return;
+    g->ops->release(g->slab);
+    g->slab = NULL;
+    g->slab_bytes = 0;
+}
+
 static int allocPlan(dkv_gpu *g, const dkv_plan *plan) {
     int64_t widest = 1;
-    dropRegions(g);
+    if (g->exact) dropRegions(g);
+    dropGaps(g);
+    g->n_regions = 0;
     g->plan = *plan;
     for (int i = 0; i <= plan->n_blocks; i++)
         if (gapEnd(plan, i) - gapBegin(plan, i) > widest) widest = gapEnd(plan, i) - gapBegin(plan, i);
@@ -169,43 +217,60 @@ static int allocPlan(dkv_gpu *g, const dkv_plan *plan) {
         region *r = &g->region[g->n_regions++];
         r->from = gapBegin(plan, i);
         r->bytes = gapEnd(plan, i + 1) - r->from;
-        if (allocRegion(g, r, &r->raw, &r->at)) return 1;
+        g->ops->release(r->raw_stage);
+        r->raw_stage = NULL;
+        if (allocRegion(g, r, &r->raw, &r->room, &r->at)) return 1;
     }
+    for (int i = plan->n_blocks; i < DKV_N_SLOTS; i++) { /* of a plan with more blocks: not kept where large */
+        region *r = &g->region[i];
+        if (r->room <= SMALL_BYTES) continue;
+        g->ops->release(r->raw);
+        r->raw = NULL;
+        r->room = 0;
+    }
+    placeSlab(g);
     return 0;
 }
 
 /* Memory stays from launch to launch of a plan; `move`: the new is taken before the old is released, room allowing. */
 static int placePlan(dkv_gpu *g, const dkv_plan *plan, int move) {
     region old[DKV_N_SLOTS];
-    int n_old = 0;
     bool same = g->n_regions && memcmp(&g->plan, plan, sizeof *plan) == 0;
     if (same && !move) return 0;
-    if (same) {
-        memcpy(old, g->region, sizeof old);
-        n_old = g->n_regions;
-        g->n_regions = 0;
-    }
+    if (!same) return allocPlan(g, plan);
+    memcpy(old, g->region, sizeof old);
+    memset(g->region, 0, sizeof g->region);
     int rc = allocPlan(g, plan);
-    for (int i = 0; i < n_old; i++) {
-        g->ops->release(old[i].raw);
-        g->ops->release(old[i].raw_stage);
-    }
-    return rc && n_old ? allocPlan(g, plan) : rc;
+    releaseRegions(g, old);
+    return rc ? allocPlan(g, plan) : 0;
 }
 
-static int sendArray(const dkv_gpu *g, const void *from, size_t bytes, void **to) {
-    return g->ops->alloc(to, bytes) || (bytes && g->ops->copyIn(*to, from, bytes, g->stream));
-}
-
+/* The problem's arrays, one after another. */
 static int placeProblem(dkv_gpu *g, const dualkv_problem *v) {
+    const void *const from[] = {v->segments, v->ranges, v->alibi_slopes};
+    const size_t bytes[] = {(size_t)v->n_segments * sizeof *v->segments, (size_t)v->n_ranges * sizeof *v->ranges,
+                            v->alibi_slopes ? (size_t)v->hq * sizeof(float) : 0};
+    const uint8_t **const to[] = {&g->segments, &g->ranges, &g->slopes};
+    size_t at[4] = {0};
     if (g->has_problem) return 0;
-    dkv_dropGpuProblem(g);
-    if (sendArray(g, v->segments, (size_t)v->n_segments * sizeof *v->segments, &g->segments) ||
-        sendArray(g, v->ranges, (size_t)v->n_ranges * sizeof *v->ranges, &g->ranges) ||
-        (v->alibi_slopes && sendArray(g, v->alibi_slopes, (size_t)v->hq * sizeof(float), &g->slopes)))
-        return 1;
-    g->has_problem = true;
-    return 0;
+    for (int i = 0; i < 3; i++) at[i + 1] = at[i] + (bytes[i] + SLAB_ALIGN - 1) / SLAB_ALIGN * SLAB_ALIGN;
+    if (at[3] > g->tables_room) {
+        g->ops->release(g->tables);
+        g->tables = NULL;
+        g->tables_room = 0;
+        if (g->ops->alloc(&g->tables, at[3])) return 1;
+        g->tables_room = at[3];
+    }
+    uint8_t *all = calloc(1, at[3] + 1);
+    if (!all) return 1;
+    for (int i = 0; i < 3; i++) {
+        if (bytes[i]) memcpy(all + at[i], from[i], bytes[i]);
+        *to[i] = from[i] ? (const uint8_t *)g->tables + at[i] : NULL;
+    }
+    int rc = at[3] ? g->ops->copyIn(g->tables, all, at[3], g->stream) : 0;
+    free(all);
+    g->has_problem = !rc;
+    return rc;
 }
 
 static void *onDevice(const dkv_gpu *g, int64_t offset) {
@@ -229,19 +294,39 @@ static void makeDeviceLaunch(const dkv_gpu *g, const dualkv_problem *v, uint8_t 
     if (l->sink) l->sink = onDevice(g, (const uint8_t *)l->sink - base);
     if (l->dsink) l->dsink = onDevice(g, (uint8_t *)l->dsink - base);
     l->stream = g->stream;
-    l->device_segments = g->segments;
-    l->device_ranges = g->ranges;
-    l->device_alibi_slopes = g->slopes;
+    l->device_segments = (const dualkv_segment *)g->segments;
+    l->device_ranges = (const dualkv_range *)g->ranges;
+    l->device_alibi_slopes = (const float *)g->slopes;
 }
 
 /* ---- there and back ---- */
 
+/* Between the slab and the regions; copies are queued. */
+static int moveSlab(const dkv_gpu *g, bool staged, bool back) {
+    for (int i = 0; i < g->n_regions; i++) {
+        const region *r = &g->region[i];
+        uint8_t *at = staged ? r->stage : r->at, *slab = (uint8_t *)g->slab + r->slab;
+        if (r->bytes && g->ops->copy(back ? slab : at, back ? at : slab, (size_t)r->bytes, g->stream)) return 1;
+    }
+    return 0;
+}
+
 static int sendArena(const dkv_gpu *g, const uint8_t *base, bool staged) {
     for (int i = 0; i < g->n_regions; i++) {
         const region *r = &g->region[i];
-        if (g->ops->copyIn(staged ? r->stage : r->at, base + r->from, (size_t)r->bytes, g->stream)) return 1;
+        if (g->slab_bytes) memcpy((uint8_t *)g->host_slab + r->slab, base + r->from, (size_t)r->bytes);
+        else if (g->ops->copyIn(staged ? r->stage : r->at, base + r->from, (size_t)r->bytes, g->stream)) return 1;
     }
-    return 0;
+    if (!g->slab_bytes) return 0;
+    return g->ops->copyIn(g->slab, g->host_slab, (size_t)g->slab_bytes, g->stream) || moveSlab(g, staged, false);
+}
+
+/* Bytes [from, from + bytes) of a region, here or into `to`. NULL: failed. */
+static const uint8_t *fetchBytes(const dkv_gpu *g, const region *r, int64_t from, int64_t bytes, bool staged, uint8_t *to) {
+    const int64_t at = from - r->from;
+    if (g->slab_bytes) return (const uint8_t *)g->host_slab + r->slab + at;
+    if (bytes && g->ops->copyOut(to, (staged ? r->stage : r->at) + at, (size_t)bytes, g->stream)) return NULL;
+    return to;
 }
 
 /* A gap lies on the device twice, behind one block and before the next; a byte that changed in either counts.
@@ -252,10 +337,8 @@ static int fetchGap(const dkv_gpu *g, int i, uint8_t *base, bool staged) {
     for (int side = 0; side < 2; side++) {
         int of = i - 1 + side;
         if (of < 0 || of >= g->n_regions) continue;
-        const region *r = &g->region[of];
-        const uint8_t *at = (staged ? r->stage : r->at) + (from - r->from);
-        if (bytes && g->ops->copyOut(g->gap[side], at, (size_t)bytes, g->stream)) return 1;
-        copy[side] = g->gap[side];
+        copy[side] = fetchBytes(g, &g->region[of], from, bytes, staged, g->gap[side]);
+        if (!copy[side]) return 1;
     }
     for (int64_t j = 0; j < bytes; j++)
         if (copy[0][j] != base[from + j]) base[from + j] = copy[0][j];
@@ -265,15 +348,17 @@ static int fetchGap(const dkv_gpu *g, int i, uint8_t *base, bool staged) {
 
 /* Workspace stays where it is: nobody looks into it. */
 static int fetchArena(const dkv_gpu *g, uint8_t *base, bool staged) {
+    if (g->slab_bytes && (moveSlab(g, staged, true) ||
+                          g->ops->copyOut(g->host_slab, g->slab, (size_t)g->slab_bytes, g->stream)))
+        return 1;
     for (int i = 0; i <= g->n_regions; i++)
         if (fetchGap(g, i, base, staged)) return 1;
     for (int i = 0; i < g->n_regions; i++) {
         const dkv_block_place *b = &g->plan.block[i];
-        const uint8_t *from = staged ? g->region[i].stage : g->region[i].at;
         if (b->role == DKV_ROLE_WORK || b->bytes == 0) continue;
-        if (g->ops->copyOut(base + b->offset, from + (b->offset - g->region[i].from), (size_t)b->bytes,
-                            g->stream))
-            return 1;
+        const uint8_t *x = fetchBytes(g, &g->region[i], b->offset, b->bytes, staged, base + b->offset);
+        if (!x) return 1;
+        if (x != base + b->offset) memcpy(base + b->offset, x, (size_t)b->bytes);
     }
     return 0;
 }
@@ -354,7 +439,8 @@ static int stageArena(dkv_gpu *g, const uint8_t *base) {
     if (!g->delay && g->ops->alloc(&g->delay, DELAY_BYTES)) return 1;
     for (int i = 0; i < g->n_regions; i++) {
         region *r = &g->region[i];
-        if (!r->raw_stage && allocRegion(g, r, &r->raw_stage, &r->stage)) return 1;
+        int64_t room = 0;
+        if (!r->raw_stage && allocRegion(g, r, &r->raw_stage, &room, &r->stage)) return 1;
         if (g->ops->fill(r->at, 0xFF, (size_t)r->bytes, g->stream)) return 1;
     }
     return sendArena(g, base, true) || g->ops->sync();

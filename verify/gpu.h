@@ -12,6 +12,10 @@
  *   run=graph  the launch is captured and replayed twice, everything poisoned again between
  *   run=busy   beside a kernel that keeps half of the multiprocessors busy
  *
+ * Arenas up to 16 MiB go in one copy through pinned memory, and allocations stay for the next problem, as wide as the
+ * next power of two. With DUALKV_EXACT_MEMORY=1 each is made anew and exactly as large as its block with guards, so that
+ * compute-sanitizer sees where it ends.
+ *
  * The last three run the kernel once before (code is loaded at first use, which may wait for the device). */
 #ifndef DKV_GPU_H
 #define DKV_GPU_H

@@ -12,6 +12,7 @@
 #include "spans.h"
 
 #define LARGE ((int64_t)1 << 30)
+#define KEPT ((int64_t)64 << 20) /* of the device for inputs, from question to question */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; what is older says no, and pages come one by one */
 #endif
@@ -20,6 +21,7 @@ struct dkv_remote_server {
     void *so;
     const dkv_oracle_ops *oracle;
     const dkv_device_ops *device;
+    void *inputs; /* on the device; KEPT bytes once there were any */
 };
 
 static dkv_outcome findTables(dkv_remote_server *s, const char *plugin, char *why, size_t n) {
@@ -62,6 +64,7 @@ dkv_outcome dkv_openServer(const char *plugin, dkv_remote_server **out, dkv_gpu_
 }
 
 void dkv_closeServer(dkv_remote_server *s) {
+    if (s && s->inputs) s->device->release(s->inputs);
     if (s && s->so) dlclose(s->so);
     free(s);
 }
@@ -72,18 +75,15 @@ typedef struct job {
     dkv_layout l;
     bool has_layout;
     dkv_device_inputs in;
-    void *held[DKV_N_INPUTS + 2];
+    const void *kernel_o;
+    const float *kernel_lse;
+    void *held; /* inputs that are more than the server keeps room for */
     dkv_device_oracle *oracle;
 } job;
 
 static dkv_outcome said(const dkv_remote_server *s, const char *text, char *why, size_t n) {
     snprintf(why, n, "%s", text[0] ? text : "it failed without a reason");
     return s->device->sync() ? DKV_W_CRASHED : DKV_W_HARNESS;
-}
-
-static int send(const dkv_remote_server *s, const uint8_t *base, int64_t at, int64_t bytes, void **held) {
-    return s->device->alloc(held, (size_t)bytes) ||
-           (bytes && s->device->copyIn(*held, base + at, (size_t)bytes, NULL));
 }
 
 /* Too large for the device is a refusal, seen before anything is allocated. */
@@ -98,19 +98,34 @@ static dkv_outcome checkRoom(const dkv_remote_server *s, const dkv_arena_head *h
     return DKV_W_ERROR;
 }
 
-static dkv_outcome sendInputs(const dkv_remote_server *s, const dkv_arena_head *h, const uint8_t *base, job *j,
-                              char *why, size_t n) {
-    int64_t count[DKV_N_OUTPUTS], elt = j->p.dtype == DUALKV_FP32 ? 4 : 2;
-    int rc = 0;
-    for (int i = 0; i < DKV_N_INPUTS && !rc; i++)
-        if (h->input_at[i]) rc = send(s, base, h->input_at[i], h->input_bytes[i], &j->held[i]);
+/* Where a piece of the arena lies on the device; NULL: it is not there. */
+static const void *inCopy(const uint8_t *copy, int64_t begin, int64_t at) { return at ? copy + (at - begin) : NULL; }
+
+/* Inputs, and what the kernel left, lie one after another in the arena: one copy. */
+static dkv_outcome sendInputs(dkv_remote_server *s, const dkv_arena_head *h, const uint8_t *base, job *j, char *why,
+                              size_t n) {
+    int64_t begin = INT64_MAX, end = 0, count[DKV_N_OUTPUTS], elt = j->p.dtype == DUALKV_FP32 ? 4 : 2;
     dkv_countOutputs(&j->l, count);
-    if (!rc && h->o_at)
-        rc = send(s, base, h->o_at, elt * count[DKV_O], &j->held[DKV_N_INPUTS]) ||
-             send(s, base, h->lse_at, 4 * count[DKV_LSE], &j->held[DKV_N_INPUTS + 1]);
-    void *const *x = j->held;
-    j->in = (dkv_device_inputs){x[DKV_IN_Q], x[DKV_IN_K], x[DKV_IN_V], x[DKV_IN_DO], x[DKV_IN_DLSE], x[DKV_IN_SINK]};
-    return rc ? said(s, s->device->error(), why, n) : DKV_W_OK;
+    const int64_t at[DKV_N_INPUTS + 2] = {h->input_at[0], h->input_at[1], h->input_at[2], h->input_at[3],
+                                          h->input_at[4], h->input_at[5], h->o_at,        h->lse_at};
+    for (int i = 0; i < DKV_N_INPUTS + 2; i++) {
+        int64_t bytes = i < DKV_N_INPUTS ? h->input_bytes[i] : i == DKV_N_INPUTS ? elt * count[DKV_O] : 4 * count[DKV_LSE];
+        if (at[i] == 0) continue;
+        begin = at[i] < begin ? at[i] : begin;
+        end = at[i] + bytes > end ? at[i] + bytes : end;
+    }
+    const int64_t bytes = end > begin ? end - begin : 0;
+    void **to = bytes <= KEPT ? &s->inputs : &j->held;
+    if ((!*to && s->device->alloc(to, (size_t)(bytes <= KEPT ? KEPT : bytes))) ||
+        (bytes && s->device->copyIn(*to, base + begin, (size_t)bytes, NULL)))
+        return said(s, s->device->error(), why, n);
+    const uint8_t *x = *to;
+    j->in = (dkv_device_inputs){inCopy(x, begin, at[DKV_IN_Q]),    inCopy(x, begin, at[DKV_IN_K]),
+                                inCopy(x, begin, at[DKV_IN_V]),    inCopy(x, begin, at[DKV_IN_DO]),
+                                inCopy(x, begin, at[DKV_IN_DLSE]), inCopy(x, begin, at[DKV_IN_SINK])};
+    j->kernel_o = inCopy(x, begin, h->o_at);
+    j->kernel_lse = inCopy(x, begin, h->lse_at);
+    return DKV_W_OK;
 }
 
 /* The answer's pages, made while the device computes: page by page, while it copies, they would take longer than both. */
@@ -132,7 +147,7 @@ static int compute(const dkv_remote_server *s, dkv_arena_head *h, uint8_t *base,
     int rc = o->open(&j->p, &j->l, &j->in, &h->arithmetic, NULL, &j->oracle);
     if (!rc) rc = h->question == DKV_ASK_TRUTH ? o->truth(j->oracle) : o->bound(j->oracle);
     if (!rc && h->question == DKV_ASK_TWIN)
-        rc = o->twin(j->oracle, j->held[DKV_N_INPUTS], j->held[DKV_N_INPUTS + 1]);
+        rc = o->twin(j->oracle, j->kernel_o, j->kernel_lse);
     for (int part = 0; part < DKV_N_PARTS && !rc; part++)
         for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++) {
             if (!h->part_at[part][id]) continue;
@@ -148,7 +163,7 @@ static int compute(const dkv_remote_server *s, dkv_arena_head *h, uint8_t *base,
 
 static void endJob(const dkv_remote_server *s, job *j) {
     if (j->oracle) s->oracle->close(j->oracle);
-    for (size_t i = 0; i < sizeof j->held / sizeof *j->held; i++) s->device->release(j->held[i]);
+    s->device->release(j->held);
     if (j->has_layout) dkv_freeLayout(&j->l);
 }
 

@@ -360,6 +360,15 @@ static int probe(char *json, size_t n) {
     return 0;
 }
 
+static int allocHost(void **p, size_t n) {
+    *p = malloc(n ? n : 1);
+    return *p ? dead() : fail("out of memory");
+}
+static int releaseHost(void *p) {
+    free(p);
+    return 0;
+}
+
 const dkv_device_ops *dkv_deviceOps(void) {
     static const dkv_device_ops table = {
         .size = sizeof table,
@@ -393,6 +402,8 @@ const dkv_device_ops *dkv_deviceOps(void) {
         .openBuffer = noOpen,
         .closeBuffer = noClose,
         .probe = probe,
+        .allocHost = allocHost,
+        .releaseHost = releaseHost,
     };
     return &table;
 }
