@@ -1,5 +1,5 @@
-/* mask.h: what each mask *means*. Straight from the definitions (design.md section 3), over a node of the problem tree;
- * no kernel includes this file (kernels have their own, walk.h; a test enumerates both). */
+/* mask.h: the mask over a node of the problem tree, and which masks a tree admits. What each mask means: mask_pair.h.
+ * No kernel includes this file (kernels have their own, walk.h; a test enumerates both). */
 #ifndef DKV_MASK_H
 #define DKV_MASK_H
 

@@ -1,6 +1,6 @@
-/* mask_pair.h: the reference's mask (mask.h) once more as inline functions of plain values, for host and
- * device. The oracle on a device asks these; kernels have their own (walk.h) and share nothing with it.
- * test_mask_pair.c enumerates both. */
+/* mask_pair.h: what each mask means, straight from the definitions (design.md section 3), as inline functions of plain values
+ * for host and device: mask.h asks these, and so does the oracle on a device. Kernels have their own (walk.h) and share
+ * nothing with it. test_mask_pair.c holds each against a definition of its own. */
 #ifndef DKV_MASK_PAIR_H
 #define DKV_MASK_PAIR_H
 
@@ -37,7 +37,7 @@ static inline dkv_mask_view dkv_viewMask(const dkv_problem *p, int32_t node) {
     return v;
 }
 
-/* dkv_maskSees for a row and a key that exist. */
+/* Does row r see key j? Both exist: 0 <= r < len, 0 <= j < context + len; the row's position is context + r, the key's j. */
 DKV_MASK_HD int dkv_pairSees(const dkv_mask_view *v, int64_t r, int64_t j) {
     const int64_t i = v->context + r;
     if (v->mask == DUALKV_FULL || v->mask == DUALKV_BIDIR) return 1;
