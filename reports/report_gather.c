@@ -188,6 +188,8 @@ static int addCase(dkv_gather_kernel *k, const cJSON *o, dkv_status status) {
     c->replay = strdup(fits ? replay : "");
     c->waived = waived;
     c->status = status;
+    if (k->mapped < DKV_GATHER_MAPPED && dkv_readPictures(o, &c->maps, &c->n_maps)) return -1;
+    k->mapped += c->n_maps > 0;
     return c->line && c->why && c->replay ? 0 : -1;
 }
 
@@ -334,6 +336,7 @@ static void freeKernel(dkv_gather_kernel *k) {
         free(k->cases[i].why);
         free(k->cases[i].replay);
         free(k->cases[i].waived);
+        free(k->cases[i].maps);
     }
     dkv_freeCommits(k);
     free(k->cases);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "../verify/record.h"
+#include "report_map.h"
 #include "report_power.h"
 
 enum {
@@ -23,6 +24,7 @@ enum {
     DKV_GATHER_CASES = 500, /* of a kernel's cases that did not pass */
     DKV_GATHER_OTHERS = 100, /* of these for such as are no defect */
     DKV_GATHER_BENCH = 200,
+    DKV_GATHER_MAPPED = 8,
     DKV_GATHER_COMMITS = 100, /* of a kernel, told apart; further ones are left out */
     DKV_GATHER_BAD = 40 /* numbers of lines of a file that were skipped */
 };
@@ -52,6 +54,8 @@ typedef struct dkv_gather_cell {
 
 typedef struct dkv_gather_case { /* one that did not pass, owned */
     char *line, *why, *replay, *waived; /* waived: reason and end of the waiver that excuses it, or "" */
+    dkv_picture *maps;                  /* of the first DKV_GATHER_MAPPED that have some */
+    int n_maps;
     dkv_status status;
 } dkv_gather_case;
 
@@ -78,7 +82,7 @@ typedef struct dkv_gather_kernel {
     uint64_t *lines; /* hashes of the different lines, a table of `room` places, 0: free */
     size_t n_lines, room;
     dkv_gather_case *cases;
-    int n_cases;
+    int n_cases, mapped;
     long kept[2], cases_left_out; /* kept: others, defects */
     dkv_gather_commit *by_commit;
     int n_commits;

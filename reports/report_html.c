@@ -32,7 +32,10 @@ static const char style[] =
     "margin:.5rem 0}svg text{font:11px system-ui,sans-serif;fill:var(--ink)}.axis{stroke:var(--line)}.edge{stroke:var(--ink);"
     "stroke-dasharray:4 3}.trail{fill:none;stroke:var(--dot)}.dashed{stroke-dasharray:2 3}.in{fill:var(--dot);fill-opacity:.75}.out{fill:var(--no)}code,pre{font-family:ui-monospace,"
     "monospace;font-size:.85em}pre{white-space:pre-wrap;background:var(--shade);padding:.4rem .6rem;margin:.3rem 0}"
-    "a{color:var(--dot)}figure{margin:0}.n{white-space:nowrap}summary{cursor:pointer;font-weight:600}nav a{margin-right:1rem}\n";
+    ".maps{display:flex;flex-wrap:wrap;gap:1rem;margin:.6rem 0}figure.map{max-width:22rem;font-size:.85rem}svg.map{width:auto;max-width:100%}"
+    ".seam{stroke:var(--ink);stroke-width:1}.m0{fill:#9db8e8;fill-opacity:.35}.m1{fill:#5f87d6;fill-opacity:.6}.m2{fill:#f0b429}"
+    ".m3{fill:#e8710a}.m4{fill:#c5221f}.m5{fill:#7b1fa2}ul.key{list-style:none;padding:0}ul.key svg{display:inline;width:auto;"
+    "vertical-align:middle;margin:0 .4rem 0 0}a{color:var(--dot)}figure{margin:0}.n{white-space:nowrap}summary{cursor:pointer;font-weight:600}nav a{margin-right:1rem}\n";
 
 static void writeTop(const dkv_gather *g, FILE *f) {
     fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
@@ -112,6 +115,7 @@ static void writeUnwell(const dkv_gather_kernel *k, FILE *f) {
     fputs("<h3>", f);
     dkv_writeText(f, k->name, 120);
     fputs("</h3>\n", f);
+    if (k->mapped) dkv_writeMapKey(f);
     dkv_writeFailures(k, f, FAILURES_MOST);
 }
 

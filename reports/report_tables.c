@@ -248,6 +248,7 @@ static void writeFailure(const dkv_gather_case *c, FILE *f) {
     if (c->replay[0]) fputs("<pre>", f);
     dkv_writeText(f, c->replay, 0);
     if (c->replay[0]) fputs("</pre>", f);
+    if (c->n_maps) dkv_drawPictures(c->maps, c->n_maps, c->line, f);
     fputs("</li>\n", f);
 }
 

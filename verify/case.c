@@ -526,6 +526,7 @@ static void runStages(dkv_case *c, dkv_worker *w) {
     admitIgnorance(c);
     admitAbsence(c);
     if (c->options->strength && anyJudged(c->result) && dkv_measureStrength(c, &err)) failHarness(c, err.text);
+    if (c->options->probes && !c->options->nested && dkv_statusRow(c->result->status)->defect) dkv_mapErrors(c, c->options->probes);
     if (c->options->observe) c->options->observe(c, c->options->observe_arg);
 }
 

@@ -3,6 +3,7 @@
 #ifndef DKV_CASE_H
 #define DKV_CASE_H
 
+#include "errmap.h"
 #include "fit.h"
 #include "judge.h"
 #include "remote.h"
@@ -26,6 +27,7 @@ typedef struct dkv_case_options {
     void *observe_arg;
     const dkv_fits *fits; /* of a kernel that declares nothing (--arithmetic), or NULL */
     dkv_remote *remote; /* the oracle on a device, or NULL: the CPU judges */
+    int *probes; /* map the errors of what fails; of so many cases (counted down, by several threads) the weights; NULL: no maps */
     dkv_worker *peer; /* same-precision peer, or NULL: errors beside the kernel's, never deciding */
 } dkv_case_options;
 
@@ -67,6 +69,7 @@ typedef struct dkv_result {
     dkv_judgement tensor[DKV_N_OUTPUTS];
     double peer[DKV_N_OUTPUTS]; /* rms error over the peer's; 0: not there */
     dkv_finding finding[DKV_CHECKS_MAX];
+    dkv_errmap map[DKV_N_OUTPUTS], weights[2]; /* of what is wrong; forward, backward */
     dkv_strength strength;
     char printed[DKV_WORKER_TAIL + 1]; /* the last that the kernel's process printed in this case */
     int32_t absent; /* outputs that the kernel does not give: bits 1 << dkv_tensor_id; not judged */

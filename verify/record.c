@@ -137,6 +137,7 @@ static void addTensors(cJSON *o, const dkv_result *r) {
             if (j->region[k].total)
                 addPart(cJSON_AddObjectToObject(parts, regions[k]), &j->region[k], j->twin);
         if (j->all.total) addWorst(t, &j->worst);
+        dkv_addErrmap(t, "map", &r->map[id]);
     }
 }
 
@@ -242,6 +243,8 @@ char *dkv_printExcused(const dkv_result *r, const char *reason, const char *unti
         addTensors(o, r);
         addChecks(o, r);
         addPower(o, &r->strength);
+        dkv_addErrmap(o, "weights_forward", &r->weights[0]);
+        dkv_addErrmap(o, "weights_backward", &r->weights[1]);
     }
     cJSON_AddStringToObject(o, "replay", replay);
     text = cJSON_PrintUnformatted(o);

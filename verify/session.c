@@ -103,6 +103,7 @@ typedef struct pool {
     dkv_result **done;     /* finished, not reported */
     double level;
     int threads; /* of one oracle */
+    int probes;  /* DKV_MAP_PROBES, counted down */
 } pool;
 
 /* Reports what is finished and in order. Called with the lock held. */
@@ -142,6 +143,7 @@ static void runItem(pool *p, long index, dkv_worker *workers, dkv_worker *peer) 
                                 .strength = s->strength,
                                 .fits = s->fits ? &s->fits[item->kernel] : NULL,
                                 .remote = s->remote,
+                                .probes = &p->probes,
                                 .peer = s->peer ? peer : NULL};
     dkv_result *r = calloc(1, sizeof *r);
     if (!r || dkv_parseProblem(item->line, dkv_knownFill, &problem, &err)) {
@@ -213,7 +215,7 @@ void dkv_runSession(dkv_session *s) {
         if (s->kernels[k].kind == DKV_SPEC_ATTACHED) jobs = 1; /* there is one of it */
     if (jobs > s->n_items) jobs = s->n_items > 0 ? (int)s->n_items : 1;
     static pool p; /* static: threads that outlive an interrupted run still use it */
-    p = (pool){.s = s, .room = dkv_availableMemory(), .level = dkv_testLevel(s)};
+    p = (pool){.s = s, .room = dkv_availableMemory(), .level = dkv_testLevel(s), .probes = DKV_MAP_PROBES};
     p.threads = cores / jobs > 1 ? cores / jobs : 1;
     p.done = calloc((size_t)s->n_items + 1, sizeof *p.done);
     pthread_t *threads = calloc((size_t)jobs, sizeof *threads);
