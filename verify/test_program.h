@@ -6,6 +6,11 @@
 #ifndef DKV_TEST_PROGRAM_H
 #define DKV_TEST_PROGRAM_H
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
