@@ -392,8 +392,10 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
         code = dkv_fail(err, DKV_EHARNESS, "out of memory: statistics of %" PRId64 " rows", vectors);
         goto done;
     }
-    /* One row's delta errs in the gradients of all its keys: these are not more independent than the rows. */
-    if (s->keys && lse) dof = (double)countDistinct(lse, rows, work);
+    /* One row's delta errs in the gradients of all its keys: these are not more independent than the rows. In fp32 rows
+     * with one LSE have, as a rule, the same scores (all at the softcap, one key beside a sink) and err alike. */
+    if (lse && (s->keys || (format == DUALKV_FP32 && !s->by_head && !s->sums)))
+        dof = (double)countDistinct(lse, rows, work);
     twin_loop w = {s, region, got, twin, sigma2, format, 0, stat, used};
     int64_t n = gatherRows(&w);
     if (id == DKV_LSE && o->lse_alike > 0) dof = (double)o->lse_rows * (double)o->lse_rows / (double)o->lse_alike;
