@@ -48,6 +48,8 @@ static void freeWords(dkv_wordcount *w) {
 double dkv_ratioOfBin(double i) { return pow(10, RATIO_DECADES * i / DKV_GATHER_BINS - 4); }
 double dkv_rmsOfBin(double i) { return RMS_MOST * i / DKV_GATHER_BINS; }
 
+double dkv_normalOfBin(double i) { return 16 * i / DKV_GATHER_BINS - 8; }
+
 /* Values off an axis count at its end. */
 static void addStrip(dkv_strip *s, double x, double place, bool outside) {
     int bin = !(place < DKV_GATHER_BINS) ? DKV_GATHER_BINS - 1 : place < 0 ? 0 : (int)place;
@@ -111,6 +113,10 @@ static void addTensor(dkv_gather_kernel *k, dkv_gather_row *w, int id, const cJS
         if (!(rms <= w->most_rms)) w->most_rms = rms;
     }
     addStrip(&k->rms[id], rms, rms / RMS_MOST * DKV_GATHER_BINS, !(rms <= dkv_numberOf(t, "twin_rms_limit", INFINITY)));
+    double dof = dkv_numberOf(t, "rms_dof", NAN);
+    if (!(dof > 0 && isfinite(dof) && isfinite(rms))) return;
+    double x = (rms * rms - 1) * sqrt(dof / 2);
+    addStrip(&k->normal[id], x, (x + 8) / 16 * DKV_GATHER_BINS, false);
 }
 
 static void addCover(dkv_gather_cell *c, dkv_status status) {
@@ -259,9 +265,11 @@ static int addCheck(dkv_gather *g, const cJSON *o, const dkv_problem *p, dkv_sta
 
 static void findRoof(dkv_gather_bench *b, const dkv_problem *p) {
     const dkv_card *card = dkv_findCard(b->device);
-    for (int back = 0; card && back < 2; back++) {
-        double rate = p->dtype == DUALKV_FP32 ? card->single : card->half;
+    for (int back = 0; back < 2; back++) {
         double flops = b->tflops[back] * b->ms[back] * 1e9, bytes = dkv_leastBytes(p, back);
+        if (flops > 0 && bytes > 0) b->intensity[back] = flops / bytes;
+        if (!card) continue;
+        double rate = p->dtype == DUALKV_FP32 ? card->single : card->half;
         double by_memory = flops / bytes * card->memory;
         b->memory[back] = by_memory < rate;
         if (flops > 0 && bytes > 0) b->roof[back] = (b->memory[back] ? by_memory : rate) * 1e-12;
@@ -289,6 +297,11 @@ static int addBench(dkv_gather *g, const cJSON *o, const dkv_problem *p) {
     return addPlace(g, o);
 }
 
+const char *dkv_gatherRule(int i) {
+    static const char *const names[DKV_GATHER_RULES] = {"allclose", "nmse", "peer"};
+    return i >= 0 && i < DKV_GATHER_RULES ? names[i] : NULL;
+}
+
 static int addFault(dkv_gather *g, const cJSON *o) {
     if (g->n_faults == DKV_GATHER_BENCH) return 0;
     if (!g->faults && !(g->faults = calloc(DKV_GATHER_BENCH, sizeof *g->faults))) return -1;
@@ -300,6 +313,10 @@ static int addFault(dkv_gather *g, const cJSON *o) {
     f->found = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "found"));
     f->control = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "control"));
     f->cases = sizeOf(o, "cases");
+    const cJSON *suite = cJSON_GetObjectItemCaseSensitive(o, "in_suite");
+    f->in_suite = cJSON_IsBool(suite) ? cJSON_IsTrue(suite) : -1;
+    f->matrix = cJSON_HasObjectItem(o, dkv_gatherRule(0));
+    for (int r = 0; r < DKV_GATHER_RULES; r++) f->rule[r] = sizeOf(o, dkv_gatherRule(r));
     return f->fault && f->doc && f->check && f->line ? 0 : -1;
 }
 
@@ -315,6 +332,11 @@ int dkv_gatherRecord(dkv_gather *g, const char *json) {
     } else if (cJSON_IsNumber(clean)) {
         g->clean_cases += (long)sizeOf(o, "clean_cases");
         g->false_alarms += (long)sizeOf(o, "false_alarms");
+        for (int r = 0; r < DKV_GATHER_RULES; r++) {
+            char key[40];
+            snprintf(key, sizeof key, "false_alarms_%s", dkv_gatherRule(r));
+            g->rule_alarms[r] += (long)sizeOf(o, key);
+        }
         rc = 1;
     } else if (dkv_textOf(o, "line")[0] && dkv_textOf(o, "kernel")[0] && dkv_parseProblem(dkv_textOf(o, "line"), NULL, &p, &err) == 0) {
         if (status < DKV_ST_N) rc = addCheck(g, o, &p, status) ? -1 : 1;

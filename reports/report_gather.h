@@ -25,6 +25,7 @@ enum {
     DKV_GATHER_OTHERS = 100, /* of these for such as are no defect */
     DKV_GATHER_BENCH = 200,
     DKV_GATHER_MAPPED = 8,
+    DKV_GATHER_RULES = 3, /* of usual tests, dkv_gatherRule */
     DKV_GATHER_COMMITS = 100, /* of a kernel, told apart; further ones are left out */
     DKV_GATHER_BAD = 40 /* numbers of lines of a file that were skipped */
 };
@@ -76,7 +77,7 @@ typedef struct dkv_gather_kernel {
     dkv_gather_cell cover[DKV_GATHER_MASKS][DKV_GATHER_DTYPES][DKV_GATHER_DIMS][DKV_GATHER_EDGES];
     dkv_gather_cell kinds[DKV_GATHER_MASKS][DKV_GATHER_DTYPES]; /* the same, each case once */
     long features[DKV_GATHER_FEATURES]; /* judged cases that have it, dkv_gatherFeature */
-    dkv_strip ratio[DKV_N_OUTPUTS][2], rms[DKV_N_OUTPUTS];
+    dkv_strip ratio[DKV_N_OUTPUTS][2], rms[DKV_N_OUTPUTS], normal[DKV_N_OUTPUTS]; /* normal: (rms z^2 - 1) sqrt(dof / 2) */
     dkv_wordcount devices, commits, reasons, arithmetic, profiles, not_judged, waivers, checks[3]; /* passed, defect, note */
     dkv_power_table power;
     uint64_t *lines; /* hashes of the different lines, a table of `room` places, 0: free */
@@ -91,14 +92,15 @@ typedef struct dkv_gather_kernel {
 
 typedef struct dkv_gather_bench { /* owned strings */
     char *line, *kernel, *device, *commit, *started;
-    double ms[2], tflops[2], roof[2], peak_bytes, dgemm; /* forward, backward; roof 0: not known */
+    double ms[2], tflops[2], intensity[2], roof[2], peak_bytes, dgemm; /* forward, backward; roof 0: not known */
     bool memory[2];                                      /* the roof is that of the memory */
 } dkv_gather_bench;
 
 typedef struct dkv_gather_fault { /* of `power`, owned strings */
     char *fault, *doc, *check, *line;
-    bool found, control;
-    double cases;
+    bool found, control, matrix; /* matrix: rule[] is known */
+    int in_suite;                /* by the suite alone: 1 yes, 0 no, -1 not known */
+    double cases, rule[DKV_GATHER_RULES]; /* cases until found; of a usual rule 0: not */
 } dkv_gather_fault;
 
 typedef struct dkv_gather_file {
@@ -110,7 +112,7 @@ typedef struct dkv_gather_file {
 typedef struct dkv_gather {
     dkv_gather_kernel **kernels;
     int n_kernels, n_bench, n_faults, n_files;
-    long total, bench_left_out, clean_cases, false_alarms;
+    long total, bench_left_out, clean_cases, false_alarms, rule_alarms[DKV_GATHER_RULES];
     double seconds, least_level, most_level;
     dkv_gather_bench *bench;
     dkv_gather_fault *faults;
@@ -134,8 +136,10 @@ void dkv_freeCommits(dkv_gather_kernel *k);
 const char *dkv_gatherDim(int i);
 const char *dkv_gatherEdge(int i);
 const char *dkv_gatherFeature(int i);
+const char *dkv_gatherRule(int i);
 /* Axes of strips: err/bound at the left edge of bin i (logarithmic), rms z likewise (linear). */
 double dkv_ratioOfBin(double i);
 double dkv_rmsOfBin(double i);
+double dkv_normalOfBin(double i); /* from -8 to 8 */
 
 #endif

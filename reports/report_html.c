@@ -215,9 +215,9 @@ static void writeBody(const dkv_gather *g, const char *command, FILE *f) {
     eachKernel(g, "Power", "power", "Small faults put into the truth itself, by tensor, region and number of tokens that a "
                "segment sees and has: caught by how many of the cases where the fault could be; its largest error over bound.",
                hasPower, dkv_writeStrata, f);
-    if (g->n_faults || g->clean_cases) fputs("<h2>Planted faults</h2>\n", f);
+    if (g->n_faults || g->clean_cases) fputs("<h2 id=\"faults\">Planted faults</h2>\n", f);
     if (g->n_faults) dkv_writeFaults(g, f);
-    if (g->clean_cases)
+    else if (g->clean_cases)
         fprintf(f, "<p>False alarms on the kernel without a fault: %ld in %ld cases.</p>\n", g->false_alarms, g->clean_cases);
     if (g->n_bench) {
         fputs("<h2 id=\"throughput\">Throughput</h2>\n", f);
@@ -226,8 +226,8 @@ static void writeBody(const dkv_gather *g, const char *command, FILE *f) {
     bool trends = false;
     for (int i = 0; i < g->n_kernels && i < KERNELS_SHOWN; i++) trends |= hasTrend(g->kernels[i]);
     if (trends)
-        eachKernel(g, "Over commits", "trends", "Commits of this toolkit's sources, or of a kernel built with them, by the start "
-                   "of the run. Times are those of the checking runs: comparable only on one machine, and where the lines are "
+        eachKernel(g, "Over commits", "trends", "By commit of this toolkit (and, of a kernel in a file, by what the file holds), in the order "
+                   "in which the runs began. Times are those of the checking runs: comparable only on one machine, and where the lines are "
                    "the same.", hasTrend, dkv_writeTrend, f);
     writeDerived(f);
     writeProvenance(g, command, f);

@@ -325,22 +325,58 @@ void dkv_writeBench(const dkv_gather *g, FILE *f) {
     if (g->bench_left_out) fprintf(f, "<p>%ld more are in the records.</p>\n", g->bench_left_out);
 }
 
-void dkv_writeFaults(const dkv_gather *g, FILE *f) {
-    static const char *const head[] = {"fault", "what it is", "found", "after cases", "by", "smallest line"};
-    dkv_beginTable(f, "Planted faults", NULL);
-    writeHead(f, head, 6);
+/* How many of the faults (controls left out) were found, by this toolkit, its suite alone, and usual rules. */
+static void sumFaults(const dkv_gather *g, FILE *f) {
+    static const char *const words[DKV_GATHER_RULES] = {"allclose at usual tolerances", "normalised mean square error",
+                                                       "error against a peer of the same precision"};
+    long faults = 0, found = 0, suite = 0, suites = 0, matrix = 0, rule[DKV_GATHER_RULES] = {0};
     for (int i = 0; i < g->n_faults; i++) {
         const dkv_gather_fault *x = &g->faults[i];
-        fprintf(f, x->found == x->control ? "<tr class=\"bad\"><th scope=\"row\">" : "<tr><th scope=\"row\">");
-        dkv_writeText(f, x->fault, 40);
-        fputs("</th><td>", f);
-        dkv_writeText(f, x->doc, 200);
-        fprintf(f, "</td><td>%s%s</td><td>%.0f</td><td>", x->found ? "yes" : "no",
-                x->control ? " (a control: no is right)" : "", x->cases);
-        dkv_writeText(f, x->check, 40);
-        fputs("</td><td><code>", f);
-        dkv_writeText(f, x->line, 200);
-        fputs("</code></td></tr>\n", f);
+        if (x->control) continue;
+        faults++;
+        found += x->found;
+        suites += x->in_suite >= 0;
+        suite += x->in_suite > 0;
+        matrix += x->matrix;
+        for (int r = 0; r < DKV_GATHER_RULES; r++) rule[r] += x->rule[r] > 0;
     }
+    fprintf(f, "<ul><li>%ld of %ld planted faults found", found, faults);
+    if (g->clean_cases) fprintf(f, "; %ld false alarms in %ld cases of the kernel without a fault", g->false_alarms, g->clean_cases);
+    if (suites) fprintf(f, "</li>\n<li>%ld of %ld by the suite alone", suite, suites);
+    for (int r = 0; r < DKV_GATHER_RULES && matrix; r++) {
+        fprintf(f, "</li>\n<li>%ld of %ld by %s, on the same cases", rule[r], matrix, words[r]);
+        if (g->clean_cases) fprintf(f, "; %ld false alarms", g->rule_alarms[r]);
+    }
+    fputs("</li></ul>\n", f);
+}
+
+static void writeKill(const dkv_gather_fault *x, FILE *f) {
+    fputs(x->found == x->control ? "<tr class=\"bad\"><th scope=\"row\">" : "<tr><th scope=\"row\">", f);
+    dkv_writeText(f, x->fault, 40);
+    fputs("</th><td>", f);
+    dkv_writeText(f, x->doc, 200);
+    fputs("</td><td>", f);
+    if (x->found) fprintf(f, "%.0f", x->cases);
+    else fputs(x->control ? "no, as it must" : "<b>no</b>", f);
+    fprintf(f, "</td><td>%s</td>", x->in_suite < 0 ? "–" : x->in_suite ? "yes" : "no");
+    for (int r = 0; r < DKV_GATHER_RULES; r++) {
+        if (!x->matrix) fputs("<td class=\"gap\">–</td>", f);
+        else if (x->rule[r] > 0) fprintf(f, "<td>%.0f</td>", x->rule[r]);
+        else fputs("<td class=\"gap\">no</td>", f);
+    }
+    fputs("<td>", f);
+    dkv_writeText(f, x->check, 40);
+    fputs("</td><td><code>", f);
+    dkv_writeText(f, x->line, 200);
+    fputs("</code></td></tr>\n", f);
+}
+
+void dkv_writeFaults(const dkv_gather *g, FILE *f) {
+    static const char *const head[] = {"fault", "what it is", "cases until found", "by the suite", "allclose", "nmse", "peer",
+                                       "found by", "smallest line"};
+    sumFaults(g, f);
+    dkv_beginTable(f, "Kill matrix: planted faults, and after how many cases they are found (with the slowest seed; usual rules: the first)", NULL);
+    writeHead(f, head, 9);
+    for (int i = 0; i < g->n_faults; i++) writeKill(&g->faults[i], f);
     dkv_endTable(f);
 }

@@ -42,10 +42,12 @@ static double secondsOf(const cJSON *o, const char *key) {
 }
 
 int dkv_addCommit(dkv_gather_kernel *k, const cJSON *record, dkv_status status, uint64_t hash) {
-    const char *commit = dkv_textOf(record, "commit"), *started = dkv_textOf(record, "started");
+    const char *started = dkv_textOf(record, "started"), *file = dkv_textOf(record, "kernel_sha256");
     const cJSON *t;
     bool known = false;
-    if (!commit[0]) return 0;
+    char commit[COMMIT_MAX];
+    if (!dkv_textOf(record, "commit")[0]) return 0;
+    snprintf(commit, sizeof commit, "%.40s%s%.10s", dkv_textOf(record, "commit"), file[0] ? " file " : "", file);
     for (int i = 0; i < k->n_commits && k->n_commits == DKV_GATHER_COMMITS; i++)
         known |= strncmp(k->by_commit[i].commit, commit, COMMIT_MAX) == 0;
     if (k->n_commits == DKV_GATHER_COMMITS && !known) {

@@ -205,6 +205,24 @@ static void rooflines(void **state) {
     assertSays("50 % of 100 GFLOP/s <small>(dgemm, measured)</small>");
 }
 
+static void kill_matrix(void **state) {
+    (void)state;
+    static const char *const records[] = {
+        "{\"fault\":\"A1\",\"doc\":\"a limit\",\"control\":false,\"found\":true,\"cases\":18,\"in_suite\":true,\"allclose\":2,\"nmse\":null,"
+        "\"peer\":3,\"check\":\"bound\",\"line\":\"shape=1+1\"}",
+        "{\"fault\":\"B2\",\"doc\":\"a tail\",\"control\":false,\"found\":false,\"cases\":200,\"in_suite\":false,\"allclose\":null,\"nmse\":null,"
+        "\"peer\":null}",
+        "{\"fault\":\"E5\",\"doc\":\"a control\",\"control\":true,\"found\":false,\"cases\":200}",
+        "{\"kernel\":\"emu\",\"clean_cases\":600,\"false_alarms\":0,\"false_alarms_allclose\":34}"};
+    pageOfRecords(records, 4);
+    assertSays("<li>1 of 2 planted faults found; 0 false alarms in 600 cases of the kernel without a fault</li>");
+    assertSays("<li>1 of 2 by the suite alone</li>");
+    assertSays("<li>1 of 2 by allclose at usual tolerances, on the same cases; 34 false alarms</li>");
+    assertSays("<tr><th scope=\"row\">A1</th><td>a limit</td><td>18</td><td>yes</td><td>2</td><td class=\"gap\">no</td><td>3</td>");
+    assertSays("<tr class=\"bad\"><th scope=\"row\">B2</th><td>a tail</td><td><b>no</b></td><td>no</td>");
+    assertSays("<tr><th scope=\"row\">E5</th><td>a control</td><td>no, as it must</td><td>–</td>");
+}
+
 static unsigned edgesOf(const char *line) {
     dkv_problem p = {0};
     dkv_err err = {0};
@@ -270,6 +288,7 @@ int main(void) {
         cmocka_unit_test(first_screen_of_what_is_not_known),
         cmocka_unit_test(hostile_records),
         cmocka_unit_test(rooflines),
+        cmocka_unit_test(kill_matrix),
         cmocka_unit_test(classes_of_shapes),
         cmocka_unit_test(many_records),
         cmocka_unit_test(same_records_same_bytes),

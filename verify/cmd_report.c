@@ -1,12 +1,16 @@
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "../data/sha256.h"
 #include "../reports/report_html.h"
 #include "../reports/report_md.h"
 #include "../reports/report_page.h"
+#include "../reports/report_plots.h"
 #include "cli.h"
 #include "record.h"
 #include "status.h"
@@ -27,6 +31,7 @@ static char *commandOf(const dkv_cli *cli) {
     fprintf(f, "dualkv report");
     if (cli->html) writeWord(f, " --html", cli->html);
     if (cli->markdown) writeWord(f, " --markdown", cli->markdown);
+    if (cli->plots) writeWord(f, " --plots", cli->plots);
     for (int i = 0; i < cli->n_words; i++) writeWord(f, "", cli->words[i]);
     if (fclose(f) == 0) return text;
     free(text);
@@ -65,6 +70,28 @@ static void saySkipped(const dkv_gather *g) {
     }
 }
 
+/* gnuplot's exit code; 127 where there is none. */
+static int runGnuplot(const char *folder) {
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        if (chdir(folder) == 0) execlp("gnuplot", "gnuplot", "-d", "all.gp", (char *)NULL); /* -d: no settings of the user */
+        _exit(errno == ENOENT ? 127 : 126);
+    }
+    while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
+    return child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 126;
+}
+
+static int writePlots(const dkv_gather *g, const char *folder, dkv_err *err) {
+    int n = 0, rc = dkv_writePlots(g, folder, &n, err);
+    if (rc || n == 0) return rc;
+    int code = runGnuplot(folder);
+    if (code == 127) printf("no gnuplot here: data and script of %d plots are in %s (gnuplot all.gp)\n", n, folder);
+    else if (code) return dkv_fail(err, DKV_EHARNESS, "gnuplot ended with %d; data and script are in '%s'", code, folder);
+    else printf("%d plots: %s/*.svg\n", n, folder);
+    return 0;
+}
+
 int dkv_makeReport(const dkv_cli *cli, dkv_err *err) {
     dkv_gather g = {0};
     int rc = 0;
@@ -80,7 +107,8 @@ int dkv_makeReport(const dkv_cli *cli, dkv_err *err) {
     if (!rc && records == 0) rc = dkv_fail(err, DKV_EHARNESS, "report: no record in what was given");
     if (!rc && cli->html) rc = dkv_writeHtml(&g, cli->html, command, err);
     if (!rc && cli->markdown) rc = dkv_writePage(&g, cli->markdown, command, err);
-    if (!rc && !cli->html && !cli->markdown) rc = writeTable(&g, err);
+    if (!rc && cli->plots) rc = writePlots(&g, cli->plots, err);
+    if (!rc && !cli->html && !cli->markdown && !cli->plots) rc = writeTable(&g, err);
     dkv_freeGather(&g);
     free(command);
     return rc;
