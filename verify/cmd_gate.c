@@ -382,6 +382,7 @@ static int conclude(run *r, dkv_err *err) {
     if (!cli->quiet)
         printf("  %s, %s, %s, %s%s%s\n", r->summary, r->html, r->junit_path, r->records, accepted && !written ? "; accepted: " : "",
                accepted && !written ? r->accepted_path : "");
+    dkv_allowCommands(r);
     if (cli->annotations) dkv_annotateGate(r);
     if (cli->accept && !accepted)
         fprintf(stderr, "dualkv: nothing was accepted: %s\n", r->interrupted ? "the run was interrupted" : "nothing was learned");
@@ -436,7 +437,9 @@ int dkv_cmdGate(const dkv_cli *cli) {
     double seconds = 0;
     r = (run){.cli = cli, .start = now()};
     int rc = prepare(&r, &sel, &seconds, &err);
+    if (!rc && cli->annotations) dkv_stopCommands(&r);
     if (!rc) rc = runSuite(&r, &sel, &fits, &session, &err);
+    if (rc) dkv_allowCommands(&r);
     if (rc && cli->annotations) dkv_annotateError(err.text);
     bool ran = !rc;
     if (!rc && dkv_closeRecords(&r.file, &err) && !r.trouble.code) r.trouble = err;

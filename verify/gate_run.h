@@ -49,7 +49,8 @@ typedef struct dkv_gate_run {
     int shares;                   /* of the false alarms: verdicts, fuzzing, comparisons, times */
     dkv_profile profile;
     uint64_t seed;
-    int interrupted; /* the signal, 0: none */
+    char stopped[32]; /* the word that allows workflow commands again, "" where they are not stopped */
+    int interrupted;  /* the signal, 0: none */
     dkv_err trouble;
 } dkv_gate_run;
 
@@ -76,6 +77,9 @@ long dkv_gateDefects(const dkv_gate_run *r);
 void dkv_sayGate(const dkv_gate_run *r, FILE *f, int code, bool md);
 /* At most DKV_GATE_SUMMARY_MOST bytes; what there is no room for is counted. */
 int dkv_writeGateSummary(const dkv_gate_run *r, int code, dkv_err *err);
+/* From here on nothing that is printed is a command, until dkv_allowCommands: kernels choose some of the words. */
+void dkv_stopCommands(dkv_gate_run *r);
+void dkv_allowCommands(dkv_gate_run *r);
 /* GitHub's workflow commands, at most ten of a kind: what that shows of a step. */
 void dkv_annotateGate(const dkv_gate_run *r);
 /* One of them, of a run that ended before anything ran; `text` may begin with FILE:LINE: . */

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
 
 #include "../data/fill.h"
 #include "../ref/oracle.h"
@@ -272,6 +274,19 @@ static void putEscaped(const char *text, bool property) {
         if (*c < 32 || *c == 127 || *c == '%' || (property && (*c == ':' || *c == ','))) printf("%%%02X", *c);
         else putchar(*c);
     }
+}
+
+void dkv_stopCommands(dkv_gate_run *r) {
+    uint64_t word;
+    if (getrandom(&word, sizeof word, 0) != sizeof word) word = (uint64_t)(uintptr_t)&word ^ (uint64_t)getpid() << 32;
+    snprintf(r->stopped, sizeof r->stopped, "dualkv-%016" PRIx64, word);
+    printf("::stop-commands::%s\n", r->stopped);
+    fflush(stdout);
+}
+
+void dkv_allowCommands(dkv_gate_run *r) {
+    if (r->stopped[0]) printf("::%s::\n", r->stopped);
+    r->stopped[0] = 0;
 }
 
 static void annotate(const dkv_gate_run *r, const char *level, const char *title, const char *line, const char *text) {
