@@ -144,6 +144,16 @@ static void bury(dkv_worker *w, const char *during) {
     closeChannel(w);
 }
 
+/* Was this process started as a worker? A program that then starts workers itself would never stop doing so. */
+static int isWorker(void) {
+    static const char own[] = "dualkv\0" DKV_WORKER_ARG;
+    char words[sizeof own];
+    FILE *f = fopen("/proc/self/cmdline", "r");
+    size_t n = f ? fread(words, 1, sizeof words, f) : 0;
+    if (f) fclose(f);
+    return n == sizeof words && memcmp(words, own, n) == 0;
+}
+
 /* This program again, or the interpreter of a Python file; `channel` becomes its CHANNEL_FD. */
 static int spawnLocked(dkv_worker *w, int channel, int output) {
     char word[16], exe[] = "/proc/self/exe";
@@ -154,6 +164,11 @@ static int spawnLocked(dkv_worker *w, int channel, int output) {
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attr;
     sigset_t none;
+    if (isWorker()) {
+        snprintf(w->why, sizeof w->why, "a worker starts no workers: main() has to hand '%s FD' to dkv_serveWorker",
+                 DKV_WORKER_ARG);
+        return -1;
+    }
     if (w->spec.kind == DKV_SPEC_PYTHON) {
         if (dkv_makePythonCommand(&w->spec, word, &python, &err)) {
             snprintf(w->why, sizeof w->why, "kernel '%.150s': %.300s", w->spec.text, err.text);
