@@ -60,4 +60,14 @@ if [ ! -f "$out/shrunk.txt" ]; then
     done >"$out/shrunk.part"
     mv "$out/shrunk.part" "$out/shrunk.txt"
 fi
+
+# 5. kill -9 at fifty moments while records are written, and fifty while they are indexed
+if [ ! -f "$out/kill.done" ]; then
+    if DUALKV_KILLS=50 DUALKV_BUILD=$(dirname "$dualkv") "$(dirname "$dualkv")/test/verify/test_kill" >"$out/kill.txt" 2>&1; then
+        touch "$out/kill.done"
+    else
+        bad=1
+    fi
+    cat "$out/kill.txt"
+fi
 exit $bad
