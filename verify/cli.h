@@ -26,6 +26,9 @@ enum {
     DKV_CMD_INIT = 8192,
     DKV_CMD_GATE = 16384,
     DKV_CMD_HISTORY = 1 << 20,
+    DKV_CMD_CERTIFICATE = 1 << 21,
+    DKV_CMD_COVERS = 1 << 22,
+    DKV_CMD_ELIGIBLE = 1 << 23,
     DKV_CMD_DIAGNOSE = 1 << 24,
     DKV_CMD_COMPARE = 1 << 25
 };
@@ -49,6 +52,7 @@ typedef struct dkv_cli {
     int jobs, repeats, cases, seeds, reseed;
     const char *named, *status, *since, *commit, *line, *device, *tensor, *csv, *trend, *index; /* of history */
     bool rebuild;
+    int tokens; /* of eligible */
     const char *seed, *time, *shard, *profile, *faults; /* words of fuzz/options.h */
     bool resume, no_shrink, no_matrix;
     const char **words; /* the rest, owned array of borrowed strings */
@@ -90,6 +94,9 @@ int dkv_cmdImport(const dkv_cli *cli);
 int dkv_cmdInit(const dkv_cli *cli);
 int dkv_cmdGate(const dkv_cli *cli);
 int dkv_cmdHistory(const dkv_cli *cli);
+int dkv_cmdCertificate(const dkv_cli *cli);
+int dkv_cmdCovers(const dkv_cli *cli);
+int dkv_cmdEligible(const dkv_cli *cli);
 int dkv_cmdDiagnose(const dkv_cli *cli);
 int dkv_cmdCompare(const dkv_cli *cli);
 int dkv_cmdFuzz(const dkv_cli *cli); /* this and the next two: fuzz/ */

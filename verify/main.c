@@ -40,6 +40,20 @@ static const dkv_command commands[] = {
      "DIR: its *.jsonl, and those of the folders in it. The records are the truth; an SQLite index beside them is made from\n"
      "them, checked against them, and made anew whenever it is in doubt. Exit: 3 where nothing is left to show.\n",
      dkv_cmdHistory},
+    {"certificate", DKV_CMD_CERTIFICATE, false, "RECORDS|GATE-FOLDER... --out CERT.json", "what was proved of a kernel, sealed",
+     "Of one kernel (its file's SHA-256), on one device, from records that all count. None is made where a defect is not\n"
+     "waived, fewer than 20 cases passed, more than half was refused, or some small fault would not have been seen. The seal\n"
+     "shows editing; it is no signature. Exit: 1 a defect, 2 bad records, 3 too little, 4 too weak.\n",
+     dkv_cmdCertificate},
+    {"covers", DKV_CMD_COVERS, false, "CERT.json LINE [--device NAME] [--kernel K]", "does a certificate speak for a problem?",
+     "Each feature of the line (mask, dtype, head dims, GQA ratio, modifiers, gradients, layout, branching), and each pair of\n"
+     "them, must have been judged in some case; each size must lie between the least and largest judged with that mask and\n"
+     "dtype. Fill, seed and run are not compared. Exit: 0 inside, 1 outside, 2 bad input (an edited certificate, too).\n",
+     dkv_cmdCovers},
+    {"eligible", DKV_CMD_ELIGIBLE, false, "CERT.json config.json [--tokens N] [--forward]", "does a certificate speak for a model?",
+     "config.json as Hugging Face has them. What each option makes of attention is asked as by `covers`, but for how prompts\n"
+     "and responses share. Exit: 0 inside, 1 outside, 2 bad input, 4 nothing outside, and something not judged.\n",
+     dkv_cmdEligible},
     {"replay", DKV_CMD_REPLAY, false, "LINE|FILE --kernel K [--bisect]",
      "one case again, with everything said of it",
      "FILE holds problem lines, or records (then their kernels are used, unless --kernel is given).\n"
