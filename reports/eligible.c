@@ -225,6 +225,9 @@ static int takeModifiers(model *m) {
     for (size_t i = 0; i < sizeof sinks / sizeof *sinks; i++) m->sinks |= isTrue(m, sinks[i]);
     if (!rc && strncmp(place, "relative", 8) == 0)
         rc = say(m, DKV_OUTSIDE, "position_embedding_type", place, "a learned bias of distances on the scores was not judged");
+    double chosen = 0;
+    if (!rc) rc = takeNumber(m, KEYS("index_topk"), &chosen, NULL);
+    if (!rc && chosen > 0) rc = say(m, DKV_OUTSIDE, "index_topk", "", "each row sees only keys that an indexer chooses: no mask that was judged");
     return rc;
 }
 

@@ -13,7 +13,7 @@ static const char *const dkv_read_keys[] = {
     "_block_types", "attention_chunk_size", "query_pre_attn_scalar", "attention_multiplier", "attn_scale", "scale_attn_weights",
     "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length", "torch_dtype", "dtype",
     "alibi", "use_alibi", "position_embedding_type", "is_causal", "use_bidirectional_attention", "add_cross_attention", "model_type",
-    "rope_scaling", "rope_parameters", "sinks", "use_sinks", "attention_sinks", "use_attention_sinks"};
+    "rope_scaling", "rope_parameters", "index_topk", "index_n_heads", "index_head_dim", "sinks", "use_sinks", "attention_sinks", "use_attention_sinks"};
 
 /* Before or after attention, or not of it: what reaches Q, K and V, what becomes of O. */
 static const char *const dkv_unrelated_keys[] = {
@@ -30,7 +30,7 @@ static const char *const dkv_unrelated_keys[] = {
     "output_router_logits", "output_hidden_states", "return_dict", "decoder_sparse_step", "mlp_only_layers", "shared_expert*",
     "num_nextn_predict_layers", "use_mamba_kernels", "swiglu_limit", "experts_per_token", "initial_context_length", "gradient_checkpointing",
     "summary_*", "task_specific_params", "num_mtp_modules", "embedding_multiplier", "residual_multiplier", "logits_scaling",
-    "head_dtype", "lm_head*", "scale_embeddings", "scale_emb", "scale_depth", "mup_*", "type_vocab_size", "mask_token_id", "unk_token_id",
+    "head_dtype", "attn_output_gate", "lm_head*", "scale_embeddings", "scale_emb", "scale_depth", "mup_*", "type_vocab_size", "mask_token_id", "unk_token_id",
     "sep_token_id", "cls_token_id", "id2label", "label2id", "problem_type", "pruned_heads", "chunk_size_feed_forward", "is_encoder_decoder",
     "is_decoder", "tokenizer_class", "prefix"};
 

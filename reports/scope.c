@@ -116,6 +116,22 @@ static void addPoint(dkv_span *s, double x) {
     s->n = n;
 }
 
+static int compareValues(const void *a, const void *b) {
+    const char *x = *(const char *const *)a, *y = *(const char *const *)b;
+    double d = strtod(x, NULL) - strtod(y, NULL);
+    return d != 0 ? (d > 0) - (d < 0) : strcmp(x, y);
+}
+
+/* Values of a kind of feature in order; returns how many. */
+static int listValues(const dkv_scope *s, int kind, const char *value[DKV_SCOPE_FEATURES]) {
+    size_t len = strlen(kinds[kind]);
+    int n = 0;
+    for (int i = 0; i < s->n; i++)
+        if (strncmp(s->feature[i], kinds[kind], len) == 0 && s->feature[i][len] == '=') value[n++] = s->feature[i] + len + 1;
+    qsort(value, (size_t)n, sizeof *value, compareValues);
+    return n;
+}
+
 static int findFeature(const dkv_scope *s, const char *word) {
     for (int i = 0; i < s->n; i++)
         if (strcmp(s->feature[i], word) == 0) return i;
@@ -168,12 +184,11 @@ static void askFeature(question *q, const profile *f, int k, bool shapeless) {
     dkv_covered c = {.inside = true, .key = kinds[k]};
     snprintf(c.what, sizeof c.what, "%s", f->word[k]);
     if (at < 0) {
-        size_t n = 0;
+        const char *values[DKV_SCOPE_FEATURES];
         c.inside = false;
-        n = (size_t)snprintf(c.why, sizeof c.why, "never judged; judged:");
-        for (int i = 0; i < s->n && n < sizeof c.why; i++)
-            if (strncmp(s->feature[i], kinds[k], strlen(kinds[k])) == 0 && s->feature[i][strlen(kinds[k])] == '=')
-                n += (size_t)snprintf(c.why + n, sizeof c.why - n, " %s", s->feature[i] + strlen(kinds[k]) + 1);
+        size_t n = (size_t)snprintf(c.why, sizeof c.why, "never judged; judged:");
+        for (int i = 0, all = listValues(s, k, values); i < all && n < sizeof c.why; i++)
+            n += (size_t)snprintf(c.why + n, sizeof c.why - n, "%s %s", i ? "," : "", values[i]);
         if (n >= sizeof c.why) strcpy(c.why + sizeof c.why - 5, " ...");
         answer(q, &c);
         return;
@@ -248,10 +263,8 @@ cJSON *dkv_printScope(const dkv_scope *s) {
     cJSON *o = cJSON_CreateObject(), *features = cJSON_AddObjectToObject(o, "features");
     for (int k = 0; k < DKV_SCOPE_KINDS; k++) {
         cJSON *list = cJSON_AddArrayToObject(features, kinds[k]);
-        size_t n = strlen(kinds[k]);
-        for (int i = 0; i < s->n; i++)
-            if (strncmp(s->feature[i], kinds[k], n) == 0 && s->feature[i][n] == '=')
-                cJSON_AddItemToArray(list, cJSON_CreateString(s->feature[i] + n + 1));
+        const char *values[DKV_SCOPE_FEATURES];
+        for (int i = 0, n = listValues(s, k, values); i < n; i++) cJSON_AddItemToArray(list, cJSON_CreateString(values[i]));
     }
     cJSON *pairs = cJSON_AddObjectToObject(o, "judged_together");
     for (int i = 0; i < s->n; i++) {
