@@ -11,7 +11,7 @@
 #include "../data/casefile.h"
 #include "status.h"
 
-typedef enum kind { FLAG, WORD, NUMBER, COUNT, KERNEL, PEER } kind;
+typedef enum kind { FLAG, WORD, NUMBER, COUNT, KERNEL, PEER, CASE, PATHS } kind;
 
 typedef struct option {
     const char *name, *shorter, *arg, *doc;
@@ -27,6 +27,7 @@ typedef struct option {
 #define HISTORY DKV_CMD_HISTORY
 #define DIAGNOSE DKV_CMD_DIAGNOSE
 #define COMPARE DKV_CMD_COMPARE
+#define BISECT DKV_CMD_BISECT
 #define TRIES (DKV_CMD_SHRINK | DKV_CMD_POWER)
 
 static const option options[] = {
@@ -35,11 +36,11 @@ static const option options[] = {
     {"--convention", NULL, "NAME", "how functions of Python files are called: `dualkv list conventions`", WORD,
      FIELD(convention), 0, 0, RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_INIT | GATE | DIAGNOSE},
     {"--json", NULL, "FILE", "write one JSON object a case (`-`: stdout)", WORD, FIELD(json), 0, 0,
-     RUNS | DKV_CMD_POWER | DKV_CMD_BENCH | GATE | DIAGNOSE | COMPARE},
+     RUNS | DKV_CMD_POWER | DKV_CMD_BENCH | GATE | DIAGNOSE | COMPARE | BISECT},
     {"--jobs", "-j", "N", "cases at a time (default: as many as cores)", COUNT, FIELD(jobs), 1, 4096,
      RUNS | DKV_CMD_POWER | GATE},
     {"--timeout", NULL, "SECONDS", "longest wait for one launch (default 120)", NUMBER, FIELD(timeout), 1e-3,
-     1e9, RUNS | TRIES | DKV_CMD_BENCH | GATE | DIAGNOSE | COMPARE},
+     1e9, RUNS | TRIES | DKV_CMD_BENCH | GATE | DIAGNOSE | COMPARE | BISECT},
     {"--budget", NULL, "P", "false alarms of the whole run (default 1e-4)", NUMBER, FIELD(budget), 1e-300,
      0.5, RUNS | DKV_CMD_POWER | GATE | DIAGNOSE | COMPARE},
     {"--level", NULL, "P", "false alarms of each test, instead of the budget's share", NUMBER, FIELD(level),
@@ -95,7 +96,7 @@ static const option options[] = {
     {"--quiet", "-q", NULL, "what is outside, or not judged, only", FLAG, FIELD(quiet), 0, 0, DKV_CMD_COVERS | DKV_CMD_ELIGIBLE},
     {"--verbose", "-v", NULL, "also keys that say nothing of attention", FLAG, FIELD(verbose), 0, 0, DKV_CMD_ELIGIBLE},
     {"--verbose", "-v", NULL, "every case, every check, statistics", FLAG, FIELD(verbose), 0, 0,
-     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE | DIAGNOSE | COMPARE | HISTORY},
+     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE | DIAGNOSE | COMPARE | HISTORY | BISECT},
     {"--accepted", NULL, "FILE", "what was accepted: changes against it are findings", WORD, FIELD(accepted), 0, 0, GATE},
     {"--accept", NULL, NULL, "take this run as accepted: writes FILE of --accepted (default: accepted.jsonl in --out)", FLAG,
      FIELD(accept), 0, 0, GATE},
@@ -137,6 +138,34 @@ static const option options[] = {
     {"--rebuild", NULL, NULL, "make the index anew", FLAG, FIELD(rebuild), 0, 0, HISTORY},
     {"--where", NULL, NULL, "where alone: no hypotheses", FLAG, FIELD(where), 0, 0, DIAGNOSE},
     {"--exclude", NULL, "NAME,NAME", "hypotheses that are left out", WORD, FIELD(exclude), 0, 0, DIAGNOSE},
+    {"--repo", NULL, "DIR", "the repository (default: the one here)", WORD, FIELD(repo), 0, 0, BISECT},
+    {"--good", NULL, "COMMIT", "one that passes", WORD, FIELD(good), 0, 0, BISECT},
+    {"--bad", NULL, "COMMIT", "a later one that fails (--flags: the one that is built, default HEAD)", WORD, FIELD(bad), 0, 0,
+     BISECT},
+    {"--build", NULL, "COMMAND", "for sh, at the top of the tree; a failure is a commit that says nothing", WORD, FIELD(build), 0,
+     0, BISECT},
+    {"--kernel", "-k", "SPEC", "PATH.so[:NAME] or PATH.py:FUNCTION in the tree, once it is built", WORD, FIELD(subject), 0, 0,
+     BISECT},
+    {"--case", NULL, "LINE", "a problem line (or a suite) that tells good from bad; may be given again", CASE, 0, 0, 0, BISECT},
+    {"--path", NULL, "PATH", "only commits that touch it; may be given again", PATHS, 0, 0, 0, BISECT},
+    {"--metric", NULL, "NAME", "rms, bound, bias, gain (or TENSOR.rms, …), seconds, forward, backward: where it left its interval",
+     WORD, FIELD(metric), 0, 0, BISECT},
+    {"--repeats", NULL, "N", "runs of each commit, which must agree (default 3; times: 8)", COUNT, FIELD(runs), 1, 10000, BISECT},
+    {"--flaky", NULL, "P", "a bad commit fails in a run with probability P: as many runs as that needs", NUMBER, FIELD(flaky),
+     1e-4, 1, BISECT},
+    {"--error-probability", NULL, "E", "of a wrong answer by chance (default 1e-3)", NUMBER, FIELD(error_probability), 1e-12, 0.5,
+     BISECT},
+    {"--build-timeout", NULL, "SECONDS", "longest wait for one build (default 1800)", NUMBER, FIELD(build_timeout), 1e-2, 1e9,
+     BISECT},
+    {"--incremental", NULL, NULL, "built files stay from commit to commit (else each is built from nothing)", FLAG,
+     FIELD(incremental), 0, 0, BISECT},
+    {"--cache", NULL, "FILE", "results, kept for the next time (default: dualkv/bisect.jsonl in ~/.cache; none: not at all)", WORD,
+     FIELD(cache), 0, 0, BISECT},
+    {"--plot", NULL, "FILE", "SVG or PNG of what was tested, by gnuplot", WORD, FIELD(plot), 0, 0, BISECT},
+    {"--flags", NULL, NULL, "over compile flags, which the build finds in $DUALKV_FLAGS", FLAG, FIELD(by_flags), 0, 0, BISECT},
+    {"--flags-good", NULL, "FLAGS", "with which the cases pass; FILE=FLAGS: in $DUALKV_FLAGS_FILE", WORD, FIELD(flags_good), 0, 0,
+     BISECT},
+    {"--flags-bad", NULL, "FLAGS", "with which they fail", WORD, FIELD(flags_bad), 0, 0, BISECT},
     {"--all", "-a", NULL, "every command", FLAG, FIELD(all), 0, 0, DKV_CMD_HELP},
 };
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
@@ -152,8 +181,16 @@ static int parseNumber(const option *o, const char *value, double *x, dkv_err *e
     return 0;
 }
 
+static int addWord(const option *o, const char *value, const char **list, int *n, dkv_err *err) {
+    if (*n == DKV_LIST_MAX) return dkv_fail(err, DKV_EUSER, "%s: given more than %d times", o->name, DKV_LIST_MAX);
+    list[(*n)++] = value;
+    return 0;
+}
+
+static bool mayRepeat(kind k) { return k == FLAG || k == KERNEL || k == CASE || k == PATHS; }
+
 static int take(const option *o, const char *value, bool given[N_OPTIONS], dkv_cli *cli, dkv_err *err) {
-    if (o->kind != FLAG && o->kind != KERNEL && given[o - options])
+    if (!mayRepeat(o->kind) && given[o - options])
         return dkv_fail(err, DKV_EUSER, "%s is given twice ('%.80s')", o->name, value);
     given[o - options] = true;
     void *field = (char *)cli + o->field;
@@ -178,6 +215,8 @@ static int take(const option *o, const char *value, bool given[N_OPTIONS], dkv_c
         rc = dkv_parseKernelSpec(value, &cli->peer, err);
         cli->has_peer = !rc;
         break;
+    case CASE: rc = addWord(o, value, cli->case_lines, &cli->n_case_lines, err); break;
+    case PATHS: rc = addWord(o, value, cli->paths, &cli->n_paths, err); break;
     }
     return rc;
 }

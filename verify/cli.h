@@ -8,6 +8,8 @@
 
 #define DKV_KERNELS_MAX 16 /* kernels of one run */
 
+#define DKV_LIST_MAX    64 /* words of an option that may be given again */
+
 /* Which commands take an option. */
 enum {
     DKV_CMD_CHECK = 1,
@@ -25,6 +27,7 @@ enum {
     DKV_CMD_IMPORT = 4096,
     DKV_CMD_INIT = 8192,
     DKV_CMD_GATE = 16384,
+    DKV_CMD_BISECT = 32768,
     DKV_CMD_HISTORY = 1 << 20,
     DKV_CMD_CERTIFICATE = 1 << 21,
     DKV_CMD_COVERS = 1 << 22,
@@ -55,6 +58,11 @@ typedef struct dkv_cli {
     int tokens; /* of eligible */
     const char *seed, *time, *shard, *profile, *faults; /* words of fuzz/options.h */
     bool resume, no_shrink, no_matrix;
+    const char *repo, *good, *bad, *build, *subject, *metric, *cache, *plot, *flags_good, *flags_bad; /* of bisect */
+    const char *case_lines[DKV_LIST_MAX], *paths[DKV_LIST_MAX + 1];
+    int n_case_lines, n_paths, runs;
+    bool by_flags, incremental;
+    double build_timeout, flaky, error_probability;
     const char **words; /* the rest, owned array of borrowed strings */
     int n_words;
 } dkv_cli;
@@ -99,6 +107,7 @@ int dkv_cmdCovers(const dkv_cli *cli);
 int dkv_cmdEligible(const dkv_cli *cli);
 int dkv_cmdDiagnose(const dkv_cli *cli);
 int dkv_cmdCompare(const dkv_cli *cli);
+int dkv_cmdBisect(const dkv_cli *cli);
 int dkv_cmdFuzz(const dkv_cli *cli); /* this and the next two: fuzz/ */
 int dkv_cmdShrink(const dkv_cli *cli);
 int dkv_cmdPower(const dkv_cli *cli);

@@ -68,6 +68,12 @@ static const dkv_command commands[] = {
      "Both are judged on the same inputs; then where they first part: bits, the largest difference, its place.\n"
      "Exit: as check's, of both.\n",
      dkv_cmdCompare},
+    {"bisect", DKV_CMD_BISECT, false, "--good A --bad B --build CMD --kernel K --case LINE", "the commit that broke a kernel",
+     "git bisect in a worktree of its own (the repository and its checkout stay as they are): each commit's kernel is built\n"
+     "and judged by this program. Commits that do not build, hang, or refuse the case are skipped. --metric finds drifts\n"
+     "that fail nothing; --flags the compile flags that do harm. Results are cached: after Ctrl-C, or a crash, the same\n"
+     "command goes on. Exit: 0 found, 2 bad input, 3 nothing learned (the ends are not as said), 4 only a range is known.\n",
+     dkv_cmdBisect},
     {"bench", DKV_CMD_BENCH, false, "--kernel K LINE|SUITE... [--oracle]", "time a kernel, useful FLOPs only",
      "On a CPU, GFLOP/s beside those of dgemm in the same run; on a GPU, by its own clock, fresh inputs of the\n"
      "line, warmed up. Medians of several runs.\n", dkv_cmdBench},
