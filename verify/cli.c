@@ -92,7 +92,7 @@ static const option options[] = {
     {"--faults", NULL, "ID,ID", "only these (default: all of `dualkv list faults`)", WORD, FIELD(faults), 0,
      0, DKV_CMD_POWER},
     {"--quiet", "-q", NULL, "defects only", FLAG, FIELD(quiet), 0, 0,
-     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE | DIAGNOSE | COMPARE},
+     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE | DIAGNOSE | COMPARE | BISECT},
     {"--quiet", "-q", NULL, "what is outside, or not judged, only", FLAG, FIELD(quiet), 0, 0, DKV_CMD_COVERS | DKV_CMD_ELIGIBLE},
     {"--verbose", "-v", NULL, "also keys that say nothing of attention", FLAG, FIELD(verbose), 0, 0, DKV_CMD_ELIGIBLE},
     {"--verbose", "-v", NULL, "every case, every check, statistics", FLAG, FIELD(verbose), 0, 0,
