@@ -9,7 +9,7 @@
 #include "../ref/tiles.h"
 #include "diagnose_impl.h"
 
-enum { ROWS = 256, KEYS = 32, PARTS = 96, TILES = 24, EQUATIONS_DIM = DKV_DIM_MAX };
+enum { ROWS = 256, KEYS = 32, PARTS = 96, TILES = 32, EQUATIONS_DIM = DKV_DIM_MAX };
 
 /* At most `n` of the rows that are off (of all, where none is) and finite, spread evenly. */
 static int sampleRows(const dkv_map *m, dkv_tensor_id id, int n, int64_t *rows) {
@@ -149,17 +149,18 @@ typedef struct cut {
 } cut;
 
 static int countParts(const cut *u) {
-    return u->level == 0 ? 1 : u->level == 1 ? 2 : u->level == 2 ? PARTS : (int)(2 * u->tiles);
+    return u->level == 0 ? 1 : u->level == 1 ? 2 : u->level == 2 ? PARTS : (int)(3 * u->tiles);
 }
 
 /* A pair within a segment (own), or not; child: number of the response; head in the group; place: row or key
  * in its segment. */
-static int partOf(const cut *u, bool own, int64_t child, int head, int64_t place) {
+static int partOf(const cut *u, bool own, bool root, int64_t child, int head, int64_t place) {
     const int slots = PARTS / u->g;
     if (u->level == 0) return 0;
     if (u->level == 1) return own ? 1 : 0;
     if (u->level == 2) return head * slots + (own ? 0 : 1 + (int)(child < slots - 2 ? child : slots - 2));
-    return (int)((own ? u->tiles : 0) + (place / u->tile < u->tiles ? place / u->tile : u->tiles - 1));
+    return (int)((own ? (root ? 2 : 1) * u->tiles : 0) +
+                 (place / u->tile < u->tiles ? place / u->tile : u->tiles - 1));
 }
 
 static void quantify(double x, char *out, size_t n) {
@@ -225,9 +226,9 @@ static void sayTiles(const equations *q, const cut *u, const bool *bad, bool key
         x += q->x[i], n++;
         if (at < 90)
             at += snprintf(list + at, sizeof list - (size_t)at, "%s%s %lld", at ? ", " : "",
-                           i >= u->tiles ? "own"
-                           : keys        ? "response"
-                                         : "context",
+                           i >= 2 * u->tiles       ? "prompt"
+                           : i >= u->tiles || keys ? "response"
+                                                   : "context",
                            (long long)(i % u->tiles));
     }
     quantify(n ? x / n : 0, how, sizeof how);
@@ -278,7 +279,7 @@ static void addQuery(const dkv_diag *d, dkv_pairs *x, const cut *u, int64_t row,
     memset(parts, 0, (size_t)q->n * EQUATIONS_DIM * sizeof *parts);
     for (int64_t j = 0; j < x->n; j++) {
         const bool own = j >= x->context;
-        int at = partOf(u, own, 0, 0, own ? j - x->context : j);
+        int at = partOf(u, own, v->segments[s].depth == 0, 0, 0, own ? j - x->context : j);
         for (int c = 0; c < v->dqk && x->p[j] > 0; c++)
             parts[at * EQUATIONS_DIM + c] += (double)d->c->p->scale * x->ds[j] * x->k[j * v->dqk + c];
     }
@@ -356,7 +357,7 @@ static void addKey(const dkv_diag *d, dkv_tensor_id id, const cut *u, int64_t ro
                     bias =
                         (double)c->packed.alibi_slopes[h] * fabs((double)(s->context + r - g->pos - offset));
                 addPair(d, id, k, val, qv, dov, d->own.lse[h * v->tq + at], delta, bias,
-                        parts + (size_t)partOf(u, i == of, child, a, r) * EQUATIONS_DIM);
+                        parts + (size_t)partOf(u, i == of, s->depth == 0, child, a, r) * EQUATIONS_DIM);
             }
         }
     }

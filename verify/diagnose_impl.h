@@ -81,13 +81,16 @@ typedef enum dkv_weight_kind {
 } dkv_weight_kind;
 typedef struct dkv_weights {
     int64_t rows, kind[DKV_N_WEIGHTS]; /* rows that were read; of each kind */
-    /* Wrong weights, of rows of prompts [0], of responses [1]: of own keys, of keys before the segment, of keys
-     * that are not the row's. */
+    /* Wrong weights, of rows of prompts [0], of responses [1]: of own keys, of keys before the segment, of
+     * keys that are not the row's. */
     int64_t at[2][3];
+    /* Of the rows that lost or gained keys [of prompts, of responses]: all; those that LSE does not fit; all
+     * whose other weights are as if none were lost. */
+    int64_t lost[2], lse_differs[2], unsummed;
     int64_t future;   /* of those that it must not see: behind it in its own segment */
     double linear;    /* of DKV_W_SCORES: share of the logarithm's variance that is linear in the score */
     int64_t n_linear;
-    uint8_t *off;     /* [tokens * hq] rows of a wrong kind, or NULL */
+    uint8_t *off, *read; /* [tokens * hq] rows of a wrong kind; rows that were read; or NULL */
     char words[300];  /* what is common to the wrong keys */
 } dkv_weights;
 /* False where no probe could be run. backward: P of the backward. rows [tokens * hq]: which (those off). */
@@ -103,7 +106,7 @@ double dkv_fitFactor(const dkv_diag *d, dkv_tensor_id id, double *factor);
  * response: left out"). */
 typedef struct dkv_parts {
     double share;
-    bool own, context; /* which parts are wrong: pairs within a segment; with keys before it or rows below it */
+    bool own, context; /* which parts are wrong: pairs within a segment; with keys before or rows below it */
     char words[240];
 } dkv_parts;
 bool dkv_fitParts(const dkv_diag *d, dkv_tensor_id id, dkv_parts *out);

@@ -9,6 +9,7 @@
 
 #define MOSTLY 0.6   /* of the rows that were read: weights are called right */
 #define SOME 0.2     /* wrong: a kind of fault is named */
+#define GROSS 3.0    /* bounds: beyond it is no matter of a rounding more or less */
 #define EXPLAINS 0.8 /* of the error: a fit is believed */
 
 enum {
@@ -212,11 +213,12 @@ static double fitSum(const dkv_diag *d) {
     return n ? share / n : 0;
 }
 
-static dkv_stage forwardStage(const dkv_diag *d, dkv_weight_kind kind) {
+static dkv_stage forwardStage(const dkv_diag *d, const dkv_weights *w, dkv_weight_kind kind) {
     const bool lse = dkv_isOff(d, DKV_LSE);
     switch (kind) {
     case DKV_W_MISSING:
-    case DKV_W_EXTRA: return lse ? DKV_STAGE_MASK : DKV_STAGE_PV;
+    case DKV_W_EXTRA: return lse && 2 * w->unsummed < w->kind[kind] ? DKV_STAGE_MASK : DKV_STAGE_PV;
+    case DKV_W_NAN: return lse ? DKV_STAGE_FORWARD : DKV_STAGE_PV;
     case DKV_W_SCORES: return lse ? DKV_STAGE_SCORES : DKV_STAGE_PV;
     case DKV_W_PIECES: return DKV_STAGE_SOFTMAX;
     case DKV_W_FACTOR: return DKV_STAGE_SUM;
@@ -231,7 +233,7 @@ static void rowRegion(const dkv_diag *d, dkv_spot *s, dkv_tensor_id id) {
 }
 
 /* Errors of LSE that are one number. */
-static void noteOffset(const dkv_diag *d, dkv_spot *s) {
+static bool noteOffset(const dkv_diag *d, dkv_spot *s) {
     const dkv_map *m = &d->map[DKV_LSE];
     double low = INFINITY, high = -INFINITY, bound = 0;
     for (int64_t i = 0; i < m->tokens * m->heads; i++) {
@@ -240,11 +242,15 @@ static void noteOffset(const dkv_diag *d, dkv_spot *s) {
         if (!m->off[i] || !isfinite(e)) continue;
         low = fmin(low, e), high = fmax(high, e), bound = fmax(bound, m->bound[at]);
     }
-    if (high - low <= 4 * bound)
+    if (!(high >= low)) return false;
+    if (high - low <= 4 * bound) {
         addDetail(s, "LSE is off by %+.4g everywhere", (low + high) / 2);
-    else if (low > 0 || high < 0)
+        return true;
+    }
+    if (low > 0 || high < 0)
         addDetail(s, "LSE is too %s everywhere, by %.2g to %.2g", low > 0 ? "large" : "small",
                   fmin(fabs(low), fabs(high)), fmax(fabs(low), fabs(high)));
+    return false;
 }
 
 /* What its judgement says of bias. */
@@ -321,8 +327,8 @@ static void spotBesideWeights(dkv_diag *d, bool read) {
                 (unsigned)lse << DKV_LSE | (unsigned)o << DKV_O);
     if (!s) return;
     rowRegion(d, s, id);
+    if (lse && !o && noteOffset(d, s)) return;
     if (noteSimple(d, s, id, 0.95)) return;
-    if (lse && !o) noteOffset(d, s);
     if (!lse && read) addDetail(s, "each key has its weight when V is one-hot");
     noteLean(d, s, id);
 }
@@ -340,6 +346,42 @@ static void noteSum(const dkv_diag *d, dkv_spot *s) {
     if (less > 9 * more) addDetail(s, "the sum has less than the keys' weights");
 }
 
+/* Weights that are wrong, and LSE where they do not explain it. */
+static void spotOfForwardWeights(dkv_diag *d, const dkv_weights *w, dkv_weight_kind kind) {
+    const unsigned lse = dkv_isOff(d, DKV_LSE), of = dkv_isOff(d, DKV_O);
+    const dkv_stage stage = forwardStage(d, w, kind);
+    const bool lost = kind == DKV_W_MISSING || kind == DKV_W_EXTRA;
+    bool apart = lse && lost && stage == DKV_STAGE_PV, all = true;
+    for (int i = 0; i < 2 && lse && lost; i++) {
+        const bool differs = (double)w->lse_differs[i] > MOSTLY * (double)w->lost[i];
+        apart |= w->lost[i] && differs;
+        all &= !w->lost[i] || differs;
+    }
+    const bool with = lse && !(apart && all);
+    dkv_spot *s = addSpot(d, stage, with ? DKV_LSE : DKV_O, (unsigned)with << DKV_LSE | of << DKV_O);
+    if (!s) return;
+    noteWeights(s, w, kind);
+    if (kind == DKV_W_FACTOR && lse) noteSum(d, s);
+    sayRegion(d, pairsOf(w), s->region, sizeof s->region);
+    if (!s->region[0]) rowRegion(d, s, s->tensor);
+    if (!apart || !(s = addSpot(d, DKV_STAGE_LSE, DKV_LSE, 1u << DKV_LSE))) return;
+    rowRegion(d, s, DKV_LSE);
+    if (all) {
+        if (!noteSimple(d, s, DKV_LSE, 0.95)) noteOffset(d, s);
+    } else {
+        const int which = (double)w->lse_differs[0] > MOSTLY * (double)w->lost[0] ? 0 : 1;
+        snprintf(s->region, sizeof s->region, "rows of the %s", which ? "responses" : "prompt");
+        addDetail(s, "in %s", s->region);
+    }
+    addDetail(s, "the weights that O shows do not explain it");
+}
+
+/* O alone, by no more than a rounding more or less: single weights, read in the same precision, tell
+ * nothing. */
+static bool isFine(const dkv_diag *d, dkv_tensor_id id) {
+    return !d->map[id].n_nonfinite && d->out->tensor[id].worst < GROSS;
+}
+
 static void findForward(dkv_diag *d) {
     if (spotOfNothing(d)) return;
     const dkv_map *o = &d->map[DKV_O], *l = &d->map[DKV_LSE];
@@ -347,20 +389,13 @@ static void findForward(dkv_diag *d) {
     uint8_t *rows = calloc((size_t)n + 1, 1);
     dkv_weights w = {0};
     for (int64_t i = 0; i < n && rows; i++) rows[i] = (o->present && o->off[i]) || (l->present && l->off[i]);
-    const bool read = rows && dkv_readWeights(d, false, rows, &w);
+    const bool fine = !dkv_isOff(d, DKV_LSE) && isFine(d, DKV_O);
+    const bool read = rows && !fine && dkv_readWeights(d, false, rows, &w);
     const dkv_weight_kind kind = read ? mainKind(&w) : DKV_W_RIGHT;
     if (kind == DKV_W_RIGHT)
         spotBesideWeights(d, read);
-    else {
-        const unsigned lse = dkv_isOff(d, DKV_LSE), of = dkv_isOff(d, DKV_O);
-        dkv_spot *s = addSpot(d, forwardStage(d, kind), lse ? DKV_LSE : DKV_O, lse << DKV_LSE | of << DKV_O);
-        if (s) {
-            noteWeights(s, &w, kind);
-            if (kind == DKV_W_FACTOR && lse) noteSum(d, s);
-            sayRegion(d, pairsOf(&w), s->region, sizeof s->region);
-            if (!s->region[0]) rowRegion(d, s, s->tensor);
-        }
-    }
+    else
+        spotOfForwardWeights(d, &w, kind);
     dkv_freeWeights(&w);
     free(rows);
 }
@@ -408,14 +443,29 @@ static dkv_stage weightStage(dkv_weight_kind kind) {
                                                         : DKV_STAGE_B_P;
 }
 
-static bool spotOfWeights(dkv_diag *d, dkv_tensor_id from, unsigned tensors) {
+/* Rows of dQ that are far off though the backward's weights of their keys are right. */
+static double shareBeside(const dkv_diag *d, const dkv_weights *w, const uint8_t *rows) {
+    const dkv_map *m = &d->map[DKV_DQ];
+    int64_t right = 0, all = 0;
+    for (int64_t i = 0; i < m->tokens * m->heads; i++) {
+        if (!rows[i] || !w->read[i]) continue;
+        all++;
+        right += !w->off[i] && m->size[i] > GROSS;
+    }
+    return all ? (double)right / (double)all : 0;
+}
+
+/* 0: the weights are right, or could not be read; 1: they are wrong; 2: in some rows, others are off beside.
+ * */
+static int spotOfWeights(dkv_diag *d, dkv_tensor_id from, unsigned tensors) {
     const int64_t n = d->c->packed.view.tq * d->c->packed.view.hq;
     uint8_t *rows = calloc((size_t)n + 1, 1);
     dkv_weights w = {0};
+    int named = 0;
     for (int64_t i = 0; i < n && rows; i++) rows[i] = from == DKV_DQ ? d->map[DKV_DQ].off[i] : 1;
-    bool named = rows && dkv_readWeights(d, true, rows, &w) &&
-                 (double)w.kind[DKV_W_RIGHT] < (1 - SOME) * (double)w.rows;
-    if (named) {
+    if (rows && dkv_readWeights(d, true, rows, &w) &&
+        (double)w.kind[DKV_W_RIGHT] < (1 - SOME) * (double)w.rows) {
+        named = from == DKV_DQ && shareBeside(d, &w, rows) > SOME ? 2 : 1;
         w.kind[DKV_W_RIGHT] = 0;
         const dkv_weight_kind kind = mainKind(&w);
         dkv_spot *s = addSpot(d, weightStage(kind), from, tensors);
@@ -443,26 +493,60 @@ static void spotOfPairs(dkv_diag *d, dkv_stage stage, dkv_tensor_id id, unsigned
                   sizeof s->region);
 }
 
-static void findBackward(dkv_diag *d) {
-    const bool q = dkv_isOff(d, DKV_DQ), k = dkv_isOff(d, DKV_DK), v = dkv_isOff(d, DKV_DV),
-               sink = dkv_isOff(d, DKV_DSINK);
-    const unsigned all =
-        (unsigned)q << DKV_DQ | (unsigned)k << DKV_DK | (unsigned)v << DKV_DV | (unsigned)sink << DKV_DSINK;
-    const double delta = q && !v ? dkv_fitDelta(d) : NAN;
-    if (delta > (k ? EXPLAINS : 0.9))
-        spotOfPairs(d, DKV_STAGE_DELTA, DKV_DQ, all, delta);
-    else if (q && v && spotOfWeights(d, DKV_DQ, all))
-        return;
-    else if (q && v && k)
-        spotOfPairs(d, DKV_STAGE_BACKWARD, DKV_DQ, all, NAN);
-    else if (q && k)
-        spotOfPairs(d, DKV_STAGE_DS, DKV_DQ, all, NAN);
-    else if (k && v)
-        spotOfSum(d, DKV_STAGE_REDUCE, DKV_DV, all);
-    else {
-        if (q) spotOfSum(d, DKV_STAGE_DQ, DKV_DQ, 1u << DKV_DQ);
+/* dK and dV, or one of them: one spot where the same explains both. */
+static void spotOfKeys(dkv_diag *d, bool k, bool v) {
+    dkv_diagnosis *o = d->out;
+    if (!k || !v) {
         if (k) spotOfSum(d, DKV_STAGE_DK, DKV_DK, 1u << DKV_DK);
         if (v) spotOfSum(d, DKV_STAGE_DV, DKV_DV, 1u << DKV_DV);
+        return;
+    }
+    const int at = o->n_spots;
+    spotOfSum(d, DKV_STAGE_DV, DKV_DV, 1u << DKV_DV);
+    if (at + 1 < DKV_SPOTS_MAX) spotOfSum(d, DKV_STAGE_DK, DKV_DK, 1u << DKV_DK);
+    if (o->n_spots < at + 2) return;
+    dkv_spot *a = &o->spot[at];
+    const dkv_spot *b = &o->spot[at + 1];
+    const bool named = !strncmp(a->detail, "dV", 2) && !strncmp(b->detail, "dK", 2);
+    if (a->detail[0] && b->detail[0] && strcmp(a->detail + (named ? 2 : 0), b->detail + (named ? 2 : 0)) &&
+        fmin(a->share, b->share) > EXPLAINS)
+        return;
+    if (!a->detail[0]) snprintf(a->detail, sizeof a->detail, "%s", b->detail);
+    a->stage = DKV_STAGE_REDUCE;
+    a->tensors |= 1u << DKV_DK;
+    o->n_spots = at + 1;
+}
+
+static void findBackward(dkv_diag *d) {
+    bool q = dkv_isOff(d, DKV_DQ), k = dkv_isOff(d, DKV_DK), v = dkv_isOff(d, DKV_DV);
+    const bool sink = dkv_isOff(d, DKV_DSINK),
+               fine = isFine(d, DKV_DQ) && isFine(d, DKV_DK) && isFine(d, DKV_DV);
+    const unsigned all =
+        (unsigned)q << DKV_DQ | (unsigned)k << DKV_DK | (unsigned)v << DKV_DV | (unsigned)sink << DKV_DSINK;
+    const double delta = q ? dkv_fitDelta(d) : NAN;
+    int weights = 0;
+    if (delta > (k ? EXPLAINS : 0.9)) {
+        spotOfPairs(d, DKV_STAGE_DELTA, DKV_DQ, all & ~(v ? 1u << DKV_DV : 0u), delta);
+        if (v) spotOfKeys(d, false, true);
+        return;
+    }
+    if (q && (k || v) && d->out->tensor[DKV_DQ].scaled_share > 0.995) { /* alone, whatever the others have */
+        spotOfSum(d, DKV_STAGE_DQ, DKV_DQ, 1u << DKV_DQ);
+        q = false;
+    }
+    if (q && v) weights = spotOfWeights(d, DKV_DQ, all);
+    if (weights == 2) spotOfPairs(d, DKV_STAGE_DS, DKV_DQ, 1u << DKV_DQ | (unsigned)k << DKV_DK, NAN);
+    if (weights) return;
+    if (q && v && k) {
+        const int at = d->out->n_spots;
+        spotOfPairs(d, fine ? DKV_STAGE_B_P : DKV_STAGE_BACKWARD, DKV_DQ, all, NAN);
+        for (int id = DKV_DQ; id <= DKV_DV && at < d->out->n_spots; id++)
+            noteLean(d, &d->out->spot[at], (dkv_tensor_id)id);
+    } else if (q && k)
+        spotOfPairs(d, DKV_STAGE_DS, DKV_DQ, all, NAN);
+    else {
+        if (q) spotOfSum(d, DKV_STAGE_DQ, DKV_DQ, 1u << DKV_DQ);
+        spotOfKeys(d, k, v);
         if (sink) spotOfPairs(d, DKV_STAGE_DSINK, DKV_DSINK, 1u << DKV_DSINK, NAN);
     }
 }

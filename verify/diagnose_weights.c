@@ -292,6 +292,17 @@ static dkv_weight_kind judgeMean(const row_view *w) {
     return fabs(mean) > ENOUGH * sqrt(noise) ? DKV_W_FACTOR : DKV_W_RIGHT;
 }
 
+/* Keys are missing or must not be seen; the others are off by nothing or by one number. Is that what a
+ * softmax without them gives (their ratio is that of LSE), or are the others as if nothing were missing (P V
+ * left them out)? */
+static dkv_weight_kind judgeLost(row_view *w) {
+    const int64_t whole = countAt(w, w->lse_error), summed = countAt(w, 0);
+    w->out->lost[w->response]++;
+    w->out->unsummed += whole > summed && whole * 10 >= w->n * 9;
+    w->out->lse_differs[w->response] += w->n >= 4 && summed * 10 < w->n;
+    return w->extra >= w->missing ? DKV_W_EXTRA : DKV_W_MISSING;
+}
+
 static dkv_weight_kind judgeWeights(row_view *w) {
     const int64_t lost = w->missing + w->extra;
     if (w->nan) return DKV_W_NAN;
@@ -299,13 +310,11 @@ static dkv_weight_kind judgeWeights(row_view *w) {
     const double base = (double)countAt(w, 0) >= COMMON * (double)w->n ? 0 : medianRatio(w);
     const int64_t deviating = w->n - countAt(w, base);
     if (!lost && !deviating) return DKV_W_FACTOR;
-    if (lost && (double)deviating <= OTHERS * (double)w->n)
-        return w->extra >= w->missing ? DKV_W_EXTRA : DKV_W_MISSING;
+    if (lost && (double)deviating <= OTHERS * (double)w->n) return judgeLost(w);
     for (int64_t i = 0; i < w->n; i++)
         if (fabs(w->key[i].ratio - base) > w->key[i].bound) noteKey(w, w->key[i].pos, true);
     for (int64_t tile = 0; tile <= 128; tile = tile ? tile * 2 : 8)
-        if (isPiecewise(w, tile))
-            return !lost ? DKV_W_PIECES : w->extra >= w->missing ? DKV_W_EXTRA : DKV_W_MISSING;
+        if (isPiecewise(w, tile)) return !lost ? DKV_W_PIECES : judgeLost(w);
     fitLine(w, base);
     return DKV_W_SCORES;
 }
@@ -315,15 +324,18 @@ static void sayKeys(dkv_weights *w, const int64_t *low, const int64_t *high) {
     const size_t n = sizeof w->words;
     const int64_t own = w->at[0][0] + w->at[1][0], context = w->at[0][1] + w->at[1][1],
                   other = w->at[0][2] + w->at[1][2];
-    const bool extra = w->kind[DKV_W_EXTRA] > w->kind[DKV_W_MISSING];
-    const bool missing = !extra && w->kind[DKV_W_MISSING] > 0;
+    int most = 1;
+    for (int k = 2; k < DKV_N_WEIGHTS; k++)
+        if (w->kind[k] > w->kind[most]) most = k;
+    const bool extra = most == DKV_W_EXTRA, missing = most == DKV_W_MISSING;
     const char *what = extra ? "they see" : missing ? "they miss" : "wrong is the weight of";
     const char *of = context && !own   ? "the keys before their segment"
                      : own && !context ? "their own segment's keys"
                                        : "all their keys";
     if (!extra && !missing && !own && !context) return;
     if (other > own + context)
-        snprintf(out, n, "%s keys that are not theirs (another branch or group)", what);
+        snprintf(out, n, "%s keys that are not theirs (another branch or group, or beyond their context)",
+                 what);
     else if (low[0] == high[0] && low[0] == 0)
         snprintf(out, n, "%s the key at their own position", what);
     else if (low[0] == high[0] && low[0] > -100000)
@@ -336,7 +348,7 @@ static void sayKeys(dkv_weights *w, const int64_t *low, const int64_t *high) {
                  (long long)low[2], of);
     else if (extra && w->future == own + context)
         snprintf(out, n, "%s up to %lld keys ahead of them", what, (long long)high[0]);
-    else if (missing || extra)
+    else if ((missing || extra) && low[1] >= 0)
         snprintf(out, n, "%s keys %lld-%lld of %s", what, (long long)low[1], (long long)high[1], of);
     else
         snprintf(out, n, "%s %s", what, of);
@@ -352,7 +364,8 @@ static int classify(const reading *r, dkv_weights *out) {
     dkv_pairs x = {0};
     int rc = place && key ? dkv_openPairs(r->d, &x, NULL) : -1;
     out->off = calloc((size_t)(v->tq * v->hq) + 1, 1);
-    for (int64_t i = 0; i < r->n_rows && !rc && out->off && !dkv_stopRequested; i++) {
+    out->read = calloc((size_t)(v->tq * v->hq) + 1, 1);
+    for (int64_t i = 0; i < r->n_rows && !rc && out->off && out->read && !dkv_stopRequested; i++) {
         const int64_t t = r->rows[i] / v->hq, h = r->rows[i] % v->hq;
         const int32_t s = dkv_segmentOf(&c->packed, false, t);
         dkv_pairRow(&x, s, t - v->segments[s].q_start, (int32_t)h, r->backward);
@@ -372,6 +385,7 @@ static int classify(const reading *r, dkv_weights *out) {
         const dkv_weight_kind kind = judgeWeights(&w);
         out->kind[kind]++;
         out->rows++;
+        out->read[r->rows[i]] = w.n > 0 || kind != DKV_W_RIGHT;
         out->off[r->rows[i]] = kind != DKV_W_RIGHT;
     }
     sayKeys(out, low, high);
@@ -394,5 +408,6 @@ bool dkv_readWeights(dkv_diag *d, bool backward, const uint8_t *rows, dkv_weight
 
 void dkv_freeWeights(dkv_weights *w) {
     free(w->off);
+    free(w->read);
     memset(w, 0, sizeof *w);
 }
