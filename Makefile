@@ -31,7 +31,7 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
   MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 .SECONDARY:
-.PHONY: help all test test-unit test-one test-python test-wheel test-house test-browser test-fuzz test-long verify bench deps install bundle wheel wheel-files cuda clean FORCE
+.PHONY: help all test test-unit test-one test-python test-wheel test-browser test-fuzz test-long verify bench deps install bundle wheel wheel-files cuda clean FORCE
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -128,14 +128,10 @@ test-python: all ## tests of the Python package (PYTHON=… names the interprete
 	@$(FIND_PYTHON); DUALKV_DATA=$(CURDIR)/data PYTHONPATH=$(abspath $(B))/python PYTHONDONTWRITEBYTECODE=1 \
 	  $$p -W error -m unittest discover -s verify/python/tests
 
-test-house: ## each header compiles alone; includes go in the rooms' direction
-	@CC=$(CC) verify/house.sh
-
 test-wheel: wheel ## the wheel in a fresh virtual environment
 	@$(FIND_PYTHON); $$p verify/python/tests/check_wheel.py $(B)/dist/dualkv-$(VERSION)-*.whl
 
 test: ## everything CI runs: unit tests, the same under sanitizers, Python, self-test, `verify` and its page, a minute of fuzzing, CUDA
-	$(MAKE) test-house
 	$(MAKE) all test-unit
 	$(MAKE) test-python
 	$(MAKE) test-wheel

@@ -91,7 +91,7 @@ static bool tryAfter(dkv_shrinking *s, dkv_problem *p) {
 /* One pass over all edits of the line as it gets simpler; how many were taken, -1: out of memory or time. */
 static int passOnce(dkv_shrinking *s, memory *m, double end, dkv_problem *p) {
     int taken = 0, n;
-    dkv_edit *list = dkv_listEdits(p, &n);
+    dkv_cut *list = dkv_listCuts(p, &n);
     for (int i = 0; list && i < n; i++) {
         dkv_problem q;
         char line[DKV_LINE_MAX + 1];
@@ -99,7 +99,7 @@ static int passOnce(dkv_shrinking *s, memory *m, double end, dkv_problem *p) {
             free(list);
             return -1;
         }
-        if (!dkv_applyEdit(p, &list[i], &q)) continue;
+        if (!dkv_applyCut(p, &list[i], &q)) continue;
         if (dkv_printProblem(&q, line, sizeof line, NULL) || wasSeen(m, line) || !fails(s, &q)) {
             dkv_freeProblem(&q);
             continue;
@@ -110,7 +110,7 @@ static int passOnce(dkv_shrinking *s, memory *m, double end, dkv_problem *p) {
         strcpy(s->line, line);
         if (s->step) s->step(line, s->trials, s->arg);
         free(list);
-        list = dkv_listEdits(
+        list = dkv_listCuts(
             p, &n); /* of the simpler line; those before i were just tried in much the same form */
     }
     free(list);

@@ -40,15 +40,15 @@ enum option {
 };
 
 typedef struct edits {
-    dkv_edit *list;
+    dkv_cut *list;
     int n, room;
     bool failed;
 } edits;
 
-static void add(edits *e, dkv_edit x) {
+static void add(edits *e, dkv_cut x) {
     if (e->n == e->room) {
         int room = e->room ? 2 * e->room : 64;
-        dkv_edit *list = realloc(e->list, (size_t)room * sizeof *list);
+        dkv_cut *list = realloc(e->list, (size_t)room * sizeof *list);
         if (!list) {
             e->failed = true;
             return;
@@ -84,29 +84,29 @@ static void listHeads(const dkv_problem *p, edits *e) {
         {1, 1}, {2, 1}, {2, 2}, {ratio, 1}, {p->hkv, p->hkv}, {2 * p->hkv, p->hkv}, {2 * ratio, 2}};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
         if (heads[i][0] <= p->hq && heads[i][1] <= p->hkv && heads[i][0] + heads[i][1] < p->hq + p->hkv)
-            add(e, (dkv_edit){.kind = HEADS, .from = heads[i][0], .count = heads[i][1]});
+            add(e, (dkv_cut){.kind = HEADS, .from = heads[i][0], .count = heads[i][1]});
 }
 
 static void listSegments(const dkv_problem *p, edits *e) {
     for (int32_t g = 0; g < p->n_groups && p->n_groups > 1; g++)
-        add(e, (dkv_edit){.kind = DROP_GROUP, .node = g});
+        add(e, (dkv_cut){.kind = DROP_GROUP, .node = g});
     for (int32_t i = 0; i < p->n_nodes; i++) {
         int k = countChildren(p, i);
         for (int size = k; size > 0; size /= 2)
             for (int from = 0; from < k; from += size)
-                add(e, (dkv_edit){.kind = DROP_CHILDREN, .node = i, .from = from, .count = size});
-        if (k && p->nodes[i].depth) add(e, (dkv_edit){.kind = SPLICE, .node = i});
+                add(e, (dkv_cut){.kind = DROP_CHILDREN, .node = i, .from = from, .count = size});
+        if (k && p->nodes[i].depth) add(e, (dkv_cut){.kind = SPLICE, .node = i});
     }
 }
 
 static void listTokens(const dkv_problem *p, edits *e) {
     int64_t values[8];
-    add(e, (dkv_edit){.kind = HALVE_ALL});
+    add(e, (dkv_cut){.kind = HALVE_ALL});
     for (int32_t i = 0; i < p->n_nodes; i++) {
         int n = smaller(p->nodes[i].len, 0, values);
-        for (int k = 0; k < n; k++) add(e, (dkv_edit){.kind = LENGTH, .node = i, .value = values[k]});
-        if (p->nodes[i].depth) add(e, (dkv_edit){.kind = UNLIMIT, .node = i});
-        if (p->nodes[i].key_only) add(e, (dkv_edit){.kind = WITH_QUERIES, .node = i});
+        for (int k = 0; k < n; k++) add(e, (dkv_cut){.kind = LENGTH, .node = i, .value = values[k]});
+        if (p->nodes[i].depth) add(e, (dkv_cut){.kind = UNLIMIT, .node = i});
+        if (p->nodes[i].key_only) add(e, (dkv_cut){.kind = WITH_QUERIES, .node = i});
     }
 }
 
@@ -114,21 +114,21 @@ static void listNumbers(const dkv_problem *p, edits *e) {
     int64_t values[8];
     for (int kind = DIM_QK; kind <= DIM_V; kind++) {
         int n = smaller(kind == DIM_QK ? p->dqk : p->dv, 1, values);
-        for (int k = 0; k < n; k++) add(e, (dkv_edit){.kind = kind, .value = values[k]});
+        for (int k = 0; k < n; k++) add(e, (dkv_cut){.kind = kind, .value = values[k]});
     }
     const int64_t numbers[] = {p->window, p->window_sinks, p->chunk, p->block};
     for (int i = 0; i < 4; i++) {
         int n = numbers[i] > 0 ? smaller(numbers[i], i != 1, values) : 0;
-        for (int k = 0; k < n; k++) add(e, (dkv_edit){.kind = NUMBER, .node = i, .value = values[k]});
+        for (int k = 0; k < n; k++) add(e, (dkv_cut){.kind = NUMBER, .node = i, .value = values[k]});
     }
 }
 
 /* Tokens come late: a fault that shows in statistics needs some of them, but neither heads nor segments. */
-dkv_edit *dkv_listEdits(const dkv_problem *p, int *n) {
+dkv_cut *dkv_listCuts(const dkv_problem *p, int *n) {
     edits e = {0};
     listSegments(p, &e);
     listHeads(p, &e);
-    for (int i = 0; i < N_OPTIONS; i++) add(&e, (dkv_edit){.kind = OPTION, .node = i});
+    for (int i = 0; i < N_OPTIONS; i++) add(&e, (dkv_cut){.kind = OPTION, .node = i});
     listTokens(p, &e);
     listNumbers(p, &e);
     if (e.failed) free(e.list);
@@ -167,7 +167,7 @@ static void rebuild(const dkv_problem *old, const bool *drop, const bool *limite
     free(to);
 }
 
-static void markDropped(const dkv_problem *p, const dkv_edit *e, bool *drop) {
+static void markDropped(const dkv_problem *p, const dkv_cut *e, bool *drop) {
     if (e->kind == DROP_GROUP)
         for (int32_t i = 0; i < p->n_nodes; i++) drop[i] = p->nodes[i].group == e->node;
     if (e->kind == SPLICE) drop[e->node] = true;
@@ -198,7 +198,7 @@ static void setOption(dkv_problem *p, int which) {
     }
 }
 
-static void setValue(dkv_problem *p, const dkv_edit *e, bool *limited) {
+static void setValue(dkv_problem *p, const dkv_cut *e, bool *limited) {
     int64_t *const numbers[] = {&p->window, &p->window_sinks, &p->chunk, &p->block};
     switch ((enum kind)e->kind) {
     case HALVE_ALL:
@@ -224,7 +224,7 @@ static bool isFit(const dkv_problem *p) {
     return !dkv_maskAdmissible(p, NULL) && !(planted && dkv_victimNode(p) < 0);
 }
 
-bool dkv_applyEdit(const dkv_problem *p, const dkv_edit *e, dkv_problem *out) {
+bool dkv_applyCut(const dkv_problem *p, const dkv_cut *e, dkv_problem *out) {
     dkv_problem q = {0};
     char before[DKV_LINE_MAX + 1], line[DKV_LINE_MAX + 1];
     bool *drop = calloc((size_t)p->n_nodes + 1, 2), *limited = drop + p->n_nodes;

@@ -5,16 +5,16 @@
 
 #include "../ref/problem.h"
 
-typedef struct dkv_edit {
+typedef struct dkv_cut {
     int kind;            /* row of the table in simplify.c */
     int32_t node;        /* a segment; or the number of a choice */
     int32_t from, count; /* children: first, how many */
     int64_t value;
-} dkv_edit;
+} dkv_cut;
 
-/* Edits of p, the large cuts first, malloc'ed; *n of them. NULL: out of memory. */
-dkv_edit *dkv_listEdits(const dkv_problem *p, int *n);
+/* Cuts of p, the large ones first, malloc'ed; *n of them. NULL: out of memory. */
+dkv_cut *dkv_listCuts(const dkv_problem *p, int *n);
 /* The edited problem: parsed, admissible, different from p. False where there is none. */
-bool dkv_applyEdit(const dkv_problem *p, const dkv_edit *e, dkv_problem *out);
+bool dkv_applyCut(const dkv_problem *p, const dkv_cut *e, dkv_problem *out);
 
 #endif

@@ -35,10 +35,10 @@ static void edits_give_admissible_lines(void **state) {
         char before[DKV_LINE_MAX + 1], after[DKV_LINE_MAX + 1];
         assert_int_equal(dkv_sampleCase(&s, n, &p, &err), 0);
         assert_int_equal(dkv_printProblem(&p, before, sizeof before, &err), 0);
-        dkv_edit *list = dkv_listEdits(&p, &edits);
+        dkv_cut *list = dkv_listCuts(&p, &edits);
         assert_true(edits > 10);
         for (int i = 0; i < edits; i++) {
-            if (!dkv_applyEdit(&p, &list[i], &q)) continue;
+            if (!dkv_applyCut(&p, &list[i], &q)) continue;
             assert_int_equal(dkv_printProblem(&q, after, sizeof after, &err), 0);
             assert_string_not_equal(before, after);
             assert_int_equal(dkv_maskAdmissible(&q, &err), 0);
@@ -58,10 +58,10 @@ static bool reaches(const char *from, const char *to) {
     dkv_problem p = parse(from), q;
     int n;
     bool found = false;
-    dkv_edit *list = dkv_listEdits(&p, &n);
+    dkv_cut *list = dkv_listCuts(&p, &n);
     for (int i = 0; i < n && !found; i++) {
         char line[DKV_LINE_MAX + 1];
-        if (!dkv_applyEdit(&p, &list[i], &q)) continue;
+        if (!dkv_applyCut(&p, &list[i], &q)) continue;
         assert_int_equal(dkv_printProblem(&q, line, sizeof line, NULL), 0);
         found = !strcmp(line, to);
         dkv_freeProblem(&q);

@@ -123,7 +123,7 @@ static int checkInclude(size_t room, const char *include) {
  * device. */
 static int isProgram(const char *path) {
     return !strncmp(path, "verify/cmd_", 11) || !strcmp(path, "verify/main.c") ||
-           !strncmp(path, "cuda/test_", 10);
+           !strcmp(path, "verify/gate_run.h") || !strncmp(path, "cuda/test_", 10);
 }
 
 static int checkFile(size_t room, const char *path) {
@@ -156,6 +156,30 @@ static void rooms_include_downwards(void **state) {
     assert_true(seen > 20);
 }
 
+/* What is longer than this is two things. */
+enum { LINES_MOST = 800 };
+
+static void files_are_short(void **state) {
+    (void)state;
+    int files = 0;
+    for (size_t r = 0; r < N_ROOMS; r++) {
+        char pattern[64];
+        glob_t found;
+        snprintf(pattern, sizeof pattern, "%s/*.{c,h,cu,cuh,py,sh}", rooms[r][0]);
+        if (glob(pattern, GLOB_BRACE, NULL, &found)) continue;
+        for (size_t i = 0; i < found.gl_pathc; i++, files++) {
+            int lines = 0, c;
+            FILE *f = fopen(found.gl_pathv[i], "r");
+            assert_non_null(f);
+            while ((c = fgetc(f)) != EOF) lines += c == '\n';
+            fclose(f);
+            if (lines > LINES_MOST) fail_msg("%s: %d lines, more than %d", found.gl_pathv[i], lines, LINES_MOST);
+        }
+        globfree(&found);
+    }
+    assert_true(files > 100);
+}
+
 /* The rule itself: what it must refuse. */
 static void the_rule_refuses(void **state) {
     (void)state;
@@ -175,6 +199,7 @@ int main(void) {
         cmocka_unit_test(headers_compile_alone),
         cmocka_unit_test(headers_compile_under_nvcc),
         cmocka_unit_test(rooms_include_downwards),
+        cmocka_unit_test(files_are_short),
         cmocka_unit_test(the_rule_refuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -55,7 +55,6 @@ enum { /* numbers: these, then of each output DKV_HN_EACH */
     DKV_HN_EACH,
     DKV_HN_N = DKV_HN_TENSORS + DKV_HN_EACH * DKV_N_OUTPUTS
 };
-_Static_assert(DKV_HN_N <= 64, "a bit a number");
 
 typedef struct dkv_history_row {
     const char *file; /* as it was named, or the folder and its place in it */

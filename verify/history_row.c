@@ -42,6 +42,8 @@ const char *dkv_historyNumber(int i) {
     return names[id][k];
 }
 
+_Static_assert(DKV_HN_N <= 64, "there: a bit a number");
+
 int dkv_findNumber(const char *name) {
     for (int i = 0; i < DKV_HN_N; i++)
         if (strcmp(dkv_historyNumber(i), name) == 0) return i;
