@@ -157,13 +157,14 @@ verify: all $(if $(wildcard /dev/nvidia0),cuda) ## judge the kernels on suite ci
 	@mkdir -p $(B)/verify
 	$(Q)gpu=; if $(B)/dualkv list device >$(B)/verify/device.txt 2>/dev/null; then gpu='device --kernel cuda'; fi; \
 	DUALKV_DATA=data $(B)/dualkv check ci recorded --kernel emu $$gpu --json $(B)/verify/records.jsonl; s=$$?; \
-	$(B)/dualkv report --html $(B)/verify/report.html --markdown $(B)/verify/report.md $(B)/verify/records.jsonl && \
+	$(B)/dualkv report --html $(B)/verify/report.html --markdown $(B)/verify/report.md --plots $(B)/verify/plots \
+	  $(B)/verify/records.jsonl && \
 	echo "the report: $(B)/verify/report.html" && exit $$s
 
 # Installs Chromium where it may; without one the test says so.
 FIND_CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 test-browser: verify ## the HTML of `make verify`, and one of everything, in a headless Chromium
-	@$(FIND_CHROMIUM) >/dev/null || { S=; [ "$$(id -u)" = 0 ] || S="sudo -n"; echo "installing chromium"; \
+	@{ $(FIND_CHROMIUM); } >/dev/null || { S=; [ "$$(id -u)" = 0 ] || S="sudo -n"; echo "installing chromium"; \
 	  $$S apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$S apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core \
 	    >/dev/null 2>&1 || echo "cannot install chromium"; }
 	@DUALKV_DATA=data python3 reports/test_browser.py --program $(B)/dualkv $(B)/verify/report.html

@@ -23,7 +23,6 @@ typedef struct plots {
 /* A name from outside as a label: between single quotes nothing in it ends them or is a command. */
 static void labelOf(const char *name, char out[LABEL + 1]) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 +=-_./:,";
-
     size_t n = strlen(name), at = 0;
     for (size_t i = n > LABEL ? n - LABEL : 0; i < n; i++) out[at++] = strchr(plain, name[i]) ? name[i] : '?';
     out[at] = 0;
