@@ -69,7 +69,8 @@ typedef struct dkv_explain_in {
     const dkv_damage *damage;  /* or NULL */
     const int64_t *unwritten;  /* [DKV_N_OUTPUTS] elements that still hold the poison, or NULL */
     /* Runs the kernel on other inputs of the same problem and fills out (allocated as dkv_allocOutputs does). 0, or
-     * anything else where that run gave nothing. NULL: no probes. */
+     * anything else where that run gave nothing. NULL: no probes. A worker that ran another problem since must be told of
+     * this one again (dkv_describeCase). */
     int (*probe)(void *arg, const dkv_inputs *in, const dkv_outputs *out);
     void *probe_arg;
     const char *exclude; /* comma list of hypotheses (names) that are left out, or NULL */

@@ -213,10 +213,18 @@ static void scoreTensor(const dkv_inquiry *q, int id, const double *pred, dkv_gu
     }
 }
 
+/* The same place? How many bytes depends on the poison that lay there: "40 bytes after O, the first 0 bytes from its end". */
+static bool samePlace(int64_t a, const char *where_a, int64_t b, const char *where_b) {
+    const char *x = strchr(where_a, ' '), *y = strchr(where_b, ' ');
+    if (!a || !b) return !a && !b;
+    return x && y ? strcmp(x, y) == 0 : a == b;
+}
+
 static void scoreMemory(const dkv_inquiry *q, dkv_guess *g) {
     const dkv_damage *d = q->in->damage;
     if (!d) return;
-    const bool alike = d->outside == g->damage.outside && d->mutated == g->damage.mutated;
+    const bool alike = samePlace(d->outside, d->outside_where, g->damage.outside, g->damage.outside_where) &&
+                       samePlace(d->mutated, d->mutated_where, g->damage.mutated, g->damage.mutated_where);
     g->left[DKV_MEMORY] = alike ? 0 : memoryHurt(d) && memoryHurt(&g->damage) ? 0.5 : 1;
     if (!alike) g->exact = false;
 }

@@ -40,7 +40,9 @@ static int probe(void *arg, const dkv_inputs *in, const dkv_outputs *out) {
     dkv_case *c = arg;
     const dkv_inputs *own = c->kernel.in;
     dkv_run run;
+    dkv_description again;
     int64_t n[DKV_N_OUTPUTS];
+    if (dkv_describeCase(c->kernel.w, c->line, &again) != DKV_W_OK) return -1; /* checks told it of other problems */
     c->kernel.in = in;
     dkv_outcome o = dkv_runSide(&c->kernel, 0, &run);
     c->kernel.in = own;
