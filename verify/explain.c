@@ -41,17 +41,21 @@ static double leftOf(const dkv_inquiry *q, const dkv_guess *g, int32_t parts) {
     return left / (wrong ? wrong : 1);
 }
 
+/* Of those that leave as much, the one that says least. */
+static double rankOf(const dkv_inquiry *q, const dkv_guess *g, int32_t parts) {
+    return leftOf(q, g, parts) + 1e-3 * g->parameters + 1e-4 * __builtin_popcount((unsigned)(g->mask & ~parts)) * (g->parameters > 0);
+}
+
 static void bestOf(const dkv_inquiry *q, int32_t parts, int best[BEST]) {
     for (int i = 0; i < BEST; i++) best[i] = -1;
     for (int g = 0; g < q->n_guesses; g++) {
-        if (!q->guess[g].whole) continue;
+        const double rank = rankOf(q, &q->guess[g], parts);
         bool twin = false;
-        for (int i = 0; i < BEST && best[i] >= 0; i++)
-            twin |= leftOf(q, &q->guess[best[i]], parts) == leftOf(q, &q->guess[g], parts) && q->guess[best[i]].fine[0] == q->guess[g].fine[0];
-        if (twin) continue;
+        if (!q->guess[g].whole) continue;
+        for (int i = 0; i < BEST && best[i] >= 0; i++) twin |= rankOf(q, &q->guess[best[i]], parts) == rank;
         int at = BEST;
-        while (at > 0 && (best[at - 1] < 0 || leftOf(q, &q->guess[g], parts) < leftOf(q, &q->guess[best[at - 1]], parts))) at--;
-        if (at == BEST) continue;
+        while (at > 0 && (best[at - 1] < 0 || rank < rankOf(q, &q->guess[best[at - 1]], parts))) at--;
+        if (twin || at == BEST) continue;
         memmove(best + at + 1, best + at, (size_t)(BEST - 1 - at) * sizeof *best);
         best[at] = g;
     }
@@ -159,7 +163,7 @@ static void describe(const dkv_inquiry *q, const dkv_guess *g, dkv_hypothesis *h
 static void addMember(dkv_hypothesis *h, const char *name) {
     for (int i = 0; i < h->n_members && i < DKV_CLASS_MAX; i++)
         if (strcmp(h->members[i], name) == 0) return;
-    if (h->n_members < DKV_CLASS_MAX) snprintf(h->members[h->n_members], sizeof h->members[0], "%.39s", name);
+    if (h->n_members < DKV_CLASS_MAX) snprintf(h->members[h->n_members], sizeof h->members[0], "%.63s", name);
     h->n_members++;
 }
 

@@ -52,7 +52,7 @@ typedef struct dkv_hypothesis {
     double value[4];     /* what was fitted */
     char evidence[600];  /* further facts: probes, coverage, in words; "" if none */
     int32_t n_members;   /* hypotheses whose outputs cannot be told apart on this line, itself included */
-    char members[DKV_CLASS_MAX][40];
+    char members[DKV_CLASS_MAX][64];
 } dkv_hypothesis;
 
 typedef struct dkv_explain_in {

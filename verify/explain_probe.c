@@ -11,7 +11,7 @@
 #include "hypothes_model.h"
 
 #define RUNS_MAX 96    /* of the kernel */
-#define FAINT    1e-3  /* a bias that leaves less of a weight hides it */
+#define FAINT    1e-3  /* of a row's largest weight: less is none, and ALiBi may hide it */
 
 static void set(const dkv_inquiry *q, void *x, int64_t i, double value) {
     dkv_encodeArray(&value, q->in->p->dtype, 1, (char *)x + (size_t)i * dkv_dtypeSize(q->in->p->dtype));
@@ -24,18 +24,38 @@ static int startProbe(const dkv_inquiry *q, dkv_inputs *in, dkv_err *err) {
     return rc;
 }
 
-/* The multiplicity of a key from its weight: whole numbers where LSE is what it must be, else whether it is there. */
-static double multiplicity(const dkv_model *m, int h, int64_t t, int64_t j, double weight, double lse) {
+/* What ALiBi leaves of a key's weight. */
+static double biasOf(const dkv_model *m, int h, int64_t t, int64_t j) {
     const int32_t seg = m->q_segment[t];
     const dualkv_segment *s = &m->l->view.segments[seg];
     int64_t pos = m->pos[(int64_t)m->pos_at[seg] * m->tk + j];
-    double bias = 0;
+    if (!m->p->alibi) return 1;
     if (pos < 0) pos = s->context - (s->k_start - j);
-    if (m->p->alibi) bias = -m->l->alibi_slopes[h] * fabs((double)(s->context + (t - s->q_start) - pos));
-    if (!isfinite(weight)) return weight != 0;
-    const double w = weight * exp(lse - bias), near = floor(w + 0.5);
-    if (isfinite(w) && near >= 1 && near <= 4 && fabs(w - near) < 0.1 * near) return near;
-    return weight > 0.02 * exp(-fabs(lse)) * FAINT ? 1 : 0;
+    return exp(-m->l->alibi_slopes[h] * fabs((double)(s->context + (t - s->q_start) - pos)));
+}
+
+/* Weights become multiplicities, by the smallest of their row: not by LSE, which may be what is wrong. */
+static void countRow(const dkv_model *m, int h, int64_t t, float *w) {
+    double most = 0, least = INFINITY;
+    for (int64_t j = 0; j < m->tk; j++) {
+        const double x = fabs(w[j]) / biasOf(m, h, t, j);
+        if (isfinite(x) && x > most) most = x;
+    }
+    for (int64_t j = 0; j < m->tk; j++) {
+        const double x = fabs(w[j]) / biasOf(m, h, t, j);
+        if (isfinite(x) && x > FAINT * most && x < least) least = x;
+    }
+    for (int64_t j = 0; j < m->tk; j++) {
+        const double x = fabs(w[j]) / biasOf(m, h, t, j), near = floor(x / least + 0.5);
+        if (!isfinite(w[j])) w[j] = 1;
+        else if (!(x > FAINT * most)) w[j] = biasOf(m, h, t, j) < FAINT ? (float)dkv_modelSees(m, t, j) : 0;
+        else w[j] = near <= 4 && fabs(x / least - near) < 0.1 * near ? (float)near : 1;
+    }
+}
+
+static void countKeys(const dkv_model *m, float *given) {
+    for (int h = 0; h < m->p->hq; h++)
+        for (int64_t t = 0; t < m->tq; t++) countRow(m, h, t, given + (h * m->tq + t) * m->tk);
 }
 
 /* All weights of forward: [hq, tq, tk]. */
@@ -52,8 +72,7 @@ static int askForward(dkv_inquiry *q, float *given, dkv_err *err) {
         for (int h = 0; h < p->hq && !rc; h++)
             for (int64_t t = 0; t < m->tq; t++)
                 for (int64_t j = j0; j < m->tk && j < j0 + p->dv; j++)
-                    given[(h * m->tq + t) * m->tk + j] = (float)multiplicity(
-                        m, h, t, j, q->work.out.o[(t * p->hq + h) * p->dv + (j - j0)], q->work.out.lse[h * m->tq + t]);
+                    given[(h * m->tq + t) * m->tk + j] = (float)q->work.out.o[(t * p->hq + h) * p->dv + (j - j0)];
     }
     dkv_freeInputs(&in);
     return rc;
@@ -76,8 +95,7 @@ static int askBackward(dkv_inquiry *q, float *given, dkv_err *err) {
                 for (int64_t t = t0; t < m->tq && t < t0 + p->dv; t++)
                     for (int64_t j = 0; j < m->tk; j++) {
                         const int h = k * g + x;
-                        given[(h * m->tq + t) * m->tk + j] = (float)multiplicity(
-                            m, h, t, j, q->work.out.dv[(j * p->hkv + k) * p->dv + (t - t0)], q->work.out.lse[h * m->tq + t]);
+                        given[(h * m->tq + t) * m->tk + j] = (float)q->work.out.dv[(j * p->hkv + k) * p->dv + (t - t0)];
                     }
         }
     dkv_freeInputs(&in);
@@ -140,7 +158,7 @@ static size_t add(char *out, size_t n, size_t at, const char *fmt, ...) {
 }
 
 static size_t sayPattern(const dkv_model *m, const pattern *x, int h, char *out, size_t n, size_t at) {
-    static const char *const verb[] = {"miss", "", "see", "count twice"};
+    static const char *const verb[] = {"miss", "", "see", "count twice or more"};
     const bool one = x->r0 == x->r1;
     char of[60], who[60];
     nameSegment(m, x->d.seg, of, sizeof of);
@@ -149,7 +167,7 @@ static size_t sayPattern(const dkv_model *m, const pattern *x, int h, char *out,
     if (one) at = add(out, n, at, "row %lld of %s", (long long)x->r0, who);
     else at = add(out, n, at, "rows %lld to %lld of %s", (long long)x->r0, (long long)x->r1, who);
     if (h >= 0) at = add(out, n, at, ", head %d,", h);
-    at = add(out, n, at, " %s%s", verb[x->d.kind + 1], !one ? "" : x->d.kind == -1 ? "es" : x->d.kind == 1 ? "s" : "");
+    at = add(out, n, at, " %s%s", verb[x->d.kind + 1], !one || x->d.kind == 2 ? "" : x->d.kind == -1 ? "es" : "s");
     if (x->d.first == x->d.last) at = add(out, n, at, " key %lld of %s", (long long)x->d.first, of);
     else at = add(out, n, at, " keys %lld to %lld of %s", (long long)x->d.first, (long long)x->d.last, of);
     if (x->first_moves && x->last_moves) at = add(out, n, at, " and so on, a key further each row");
@@ -218,6 +236,7 @@ static int guessCoverage(dkv_inquiry *q, bool backward, float *given, const floa
     char doc[300];
     int rc = backward ? askBackward(q, given, err) : askForward(q, given, err);
     if (rc) return rc == DKV_REFUSED ? 0 : rc;
+    countKeys(m, given);
     if (!describeCoverage(m, given, right, doc, sizeof doc)) return 0;
     snprintf(said, n, "%s: %s", backward ? "backward" : "forward", doc);
     m->given = given;
