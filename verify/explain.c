@@ -17,6 +17,8 @@
 #define LEAST_BAD    4    /* wrong elements, and as many for each number fitted */
 #define CLASSES_MAX  32
 #define ALIKE_KEYS   0.01 /* keys nearer than this are ordered by what is simpler */
+#define EMULATED_FLOPS 1e8 /* most that are emulated, for each second that there is */
+#define CATALOGUE    100  /* emulations */
 #define MADE_LATER   100000
 
 static int compareKeys(const void *x, const void *y) {
@@ -43,7 +45,9 @@ static double leftOf(const dkv_inquiry *q, const dkv_guess *g, int32_t parts) {
 
 /* Of those that leave as much, the one that says least. */
 static double rankOf(const dkv_inquiry *q, const dkv_guess *g, int32_t parts) {
-    return leftOf(q, g, parts) + 1e-3 * g->parameters + 1e-4 * __builtin_popcount((unsigned)(g->mask & ~parts)) * (g->parameters > 0);
+    double fine = 0;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) fine += parts >> id & 1 ? g->fine[id] : 0;
+    return leftOf(q, g, parts) + 1e-2 * fine + 1e-3 * g->parameters + 1e-4 * __builtin_popcount((unsigned)(g->mask & ~parts)) * (g->parameters > 0);
 }
 
 static void bestOf(const dkv_inquiry *q, int32_t parts, int best[BEST]) {
@@ -190,7 +194,8 @@ static bool isClaimed(const dkv_inquiry *q, const int first[], int n, char *why,
     const dkv_guess *a = n ? &q->guess[first[0]] : NULL, *b = n > 1 ? &q->guess[first[1]] : NULL;
     why[0] = 0;
     if (!a || a->share < DKV_EXPLAIN_CLAIM) {
-        snprintf(why, size, "no hypothesis explains %.0f %% of the error", 100 * DKV_EXPLAIN_CLAIM);
+        snprintf(why, size, "no hypothesis explains %.0f %% of the error%s", 100 * DKV_EXPLAIN_CLAIM,
+                 q->catalogue && q->model ? "" : "; the line is too large for most of them, a smaller one would tell more");
         return false;
     }
     if (!isTelling(q, a, why, size)) return false;
@@ -212,10 +217,64 @@ static void sayUnknown(const dkv_inquiry *q, const char *why, dkv_hypothesis *ou
     addMember(out, "unknown");
 }
 
+/* ---- from run to run ---- */
+
+/* Wrong elements that another run on the same inputs has otherwise; *all: elements of any kind that differ; *large: by more
+ * than rounding. */
+static double changingShare(const dkv_inquiry *q, int64_t *all, bool *large) {
+    int64_t wrong = 0, changing = 0;
+    *all = 0;
+    *large = false;
+    for (int id = 0; id < DKV_N_OUTPUTS && q->in->again; id++) {
+        const double *again = q->n[id] ? dkv_outputAt(q->in->again, (dkv_tensor_id)id) : NULL;
+        const double *got = q->n[id] ? dkv_outputAt(q->in->got, (dkv_tensor_id)id) : NULL;
+        for (int64_t i = 0; again && i < q->n[id]; i++) {
+            const bool differs = got[i] != again[i] && !(isnan(got[i]) && isnan(again[i]));
+            const bool bad = q->wrong[id] && !(fabs(got[i] - q->clean[id][i]) <= (q->gross ? q->noise[id][i] : 0));
+            *all += differs;
+            *large |= differs && !(fabs(got[i] - again[i]) <= 2 * q->noise[id][i]);
+            wrong += bad;
+            changing += bad && differs;
+        }
+    }
+    return wrong ? (double)changing / (double)wrong : 0;
+}
+
+/* Results that change are a cause of their own: where nothing else is wrong, or where what is wrong changes. */
+static bool sayOrder(const dkv_inquiry *q, dkv_hypothesis *h) {
+    int64_t changing;
+    bool large;
+    const double share = changingShare(q, &changing, &large);
+    if (!changing || (q->n_wrong && share < DKV_EXPLAIN_CLAIM)) return false;
+    memset(h, 0, sizeof *h);
+    snprintf(h->family, sizeof h->family, "order");
+    snprintf(h->name, sizeof h->name, "run to run");
+    snprintf(h->sentence, sizeof h->sentence, large ? "a race or a lost update: the results change from run to run by more than rounding (%lld elements)"
+                                                         : "the order of sums changes from run to run (%lld elements)",
+             (long long)changing);
+    h->share = q->n_wrong ? share : 1;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) h->tensor_share[id] = q->wrong[id] ? share : NAN;
+    h->claimed = true;
+    addMember(h, h->name);
+    return true;
+}
+
 /* ---- the whole ---- */
 
+/* Query tiles that a kernel may have, where its arithmetic does not say. */
+static int guessTiles(dkv_inquiry *q, dkv_err *err) {
+    static const int tiles[] = {16, 32, 128};
+    int rc = 0;
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles && !rc && !q->in->emu && !dkv_outOfTime(q); i++) {
+        rc = dkv_guessFaults(q, tiles[i], err);
+        sortGuesses(q);
+        if (q->n_guesses && q->guess[0].exact) break;
+    }
+    return rc;
+}
+
 static int guessAll(dkv_inquiry *q, dkv_err *err) {
-    int rc = dkv_guessFaults(q, err);
+    int rc = dkv_guessFaults(q, 0, err);
     if (!rc) rc = dkv_guessRoundings(q, err);
     sortGuesses(q);
     if (rc || (q->n_guesses && q->guess[0].exact)) return rc; /* to the last bit */
@@ -237,6 +296,7 @@ static int guessAll(dkv_inquiry *q, dkv_err *err) {
         rc = addSecond(q, 0, err);
         sortGuesses(q);
     }
+    if (!rc && (!q->n_guesses || q->guess[0].share < DKV_EXPLAIN_CLAIM)) rc = guessTiles(q, err);
     return rc;
 }
 
@@ -252,6 +312,7 @@ static int rank(dkv_inquiry *q, dkv_hypothesis *out, int cap, dkv_err *err) {
     sortGuesses(q);
     int n = rankClasses(q, found, first, most), at = 0;
     if (isClaimed(q, first, n, why, sizeof why)) found[0].claimed = true;
+    else if (sayOrder(q, &out[0])) at = 1;
     else sayUnknown(q, why, &out[at++]);
     for (int i = 0; i < n && at < cap; i++) out[at++] = found[i];
     if (at && (q->coverage[0][0] || q->coverage[1][0]))
@@ -261,24 +322,37 @@ static int rank(dkv_inquiry *q, dkv_hypothesis *out, int cap, dkv_err *err) {
     return at;
 }
 
+/* What a right kernel prints: of the emulated kernel, or the truth where that takes too long. */
+static int findClean(dkv_inquiry *q, dkv_err *err) {
+    const dkv_explain_in *in = q->in;
+    const double flops = dkv_forwardFlops(in->p) + (in->p->grad ? dkv_backwardFlops(in->p) : 0);
+    int rc = DKV_REFUSED;
+    if (flops <= EMULATED_FLOPS * q->seconds) {
+        rc = dkv_openEmulator(q, err);
+        const double start = dkv_inquirySeconds(q);
+        if (!rc) rc = dkv_emulate(q, "", in->in, true, &q->work, err);
+        q->catalogue = !rc && (dkv_inquirySeconds(q) - start) * CATALOGUE <= q->seconds;
+    }
+    if (rc && rc != DKV_REFUSED) return rc;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++)
+        if (q->n[id])
+            memcpy(q->clean[id], dkv_outputAt(rc ? &in->oracle->truth : &q->work.out, (dkv_tensor_id)id),
+                   (size_t)q->n[id] * sizeof(double));
+    return 0;
+}
+
 int dkv_explain(const dkv_explain_in *in, dkv_hypothesis *out, int cap, dkv_err *err) {
     dkv_inquiry q;
-    int n = -1, rc;
+    int n = -1;
     if (!in || !in->p || !in->got || !in->oracle || !in->a || cap < 1) {
         dkv_fail(err, DKV_EHARNESS, "explain: nothing to explain");
         return -1;
     }
-    rc = dkv_openInquiry(&q, in, err);
-    if (!rc) rc = dkv_openEmulator(&q, err);
-    if (!rc) rc = dkv_emulate(&q, "", in->in, true, &q.work, err);
-    for (int id = 0; id < DKV_N_OUTPUTS && (!rc || rc == DKV_REFUSED); id++)
-        if (q.n[id])
-            memcpy(q.clean[id], dkv_outputAt(rc == DKV_REFUSED ? &in->oracle->truth : &q.work.out, (dkv_tensor_id)id),
-                   (size_t)q.n[id] * sizeof(double));
-    rc = rc == DKV_REFUSED ? 0 : rc;
+    int rc = dkv_openInquiry(&q, in, err);
+    if (!rc) rc = findClean(&q, err);
     if (!rc) rc = dkv_weighErrors(&q, err);
     if (!rc && q.n_wrong) rc = guessAll(&q, err);
-    if (!rc) n = q.n_wrong ? rank(&q, out, cap, err) : 0;
+    if (!rc) n = q.n_wrong ? rank(&q, out, cap, err) : sayOrder(&q, out);
     dkv_closeModel(&q);
     dkv_closeEmulator(&q);
     dkv_closeInquiry(&q);

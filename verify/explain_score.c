@@ -21,7 +21,9 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-bool dkv_outOfTime(const dkv_inquiry *q) { return now() - q->start > q->seconds; }
+double dkv_inquirySeconds(const dkv_inquiry *q) { return now() - q->start; }
+
+bool dkv_outOfTime(const dkv_inquiry *q) { return dkv_inquirySeconds(q) > q->seconds; }
 
 bool dkv_isExcluded(const dkv_inquiry *q, const char *name) {
     const size_t n = strlen(name);

@@ -44,6 +44,7 @@ typedef struct dkv_inquiry {
     double *clean[DKV_N_OUTPUTS]; /* what the emulated kernel prints; gradients: from the kernel's own O and LSE */
     double *noise[DKV_N_OUTPUTS]; /* what the bound allows, by element; INFINITY: nothing is claimed */
     double *sigma[DKV_N_OUTPUTS];
+    bool catalogue;               /* the emulated kernel is fast enough on this problem to try all faults */
     bool gross;
     bool any_finite;              /* some wrong element is a number */
     bool exactlike;               /* most bits are those of the emulated kernel */
@@ -72,6 +73,7 @@ dkv_guess *dkv_addGuess(dkv_inquiry *q, const char *family, const char *name, co
                         const dkv_prediction *p);
 void dkv_dropGuess(dkv_inquiry *q); /* the last one */
 bool dkv_isExcluded(const dkv_inquiry *q, const char *name);
+double dkv_inquirySeconds(const dkv_inquiry *q); /* since it was opened */
 bool dkv_outOfTime(const dkv_inquiry *q);
 /* Can the two not be told apart on this line? */
 bool dkv_sameGuess(const dkv_inquiry *q, const dkv_guess *a, const dkv_guess *b);
@@ -86,7 +88,8 @@ void dkv_closeEmulator(dkv_inquiry *q);
  * DKV_REFUSED: that combination is refused. */
 #define DKV_REFUSED (-77)
 int dkv_emulate(dkv_inquiry *q, const char *options, const dkv_inputs *in, bool own, dkv_prediction *out, dkv_err *err);
-int dkv_guessFaults(dkv_inquiry *q, dkv_err *err);
+/* rows: of the query tile; 0: the emulated kernel's own. */
+int dkv_guessFaults(dkv_inquiry *q, int rows, dkv_err *err);
 int dkv_guessRoundings(dkv_inquiry *q, dkv_err *err);
 
 /* hypothes_model.c, hypothes_edits.c */

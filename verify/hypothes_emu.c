@@ -230,13 +230,15 @@ static int tryOptions(dkv_inquiry *q, const char *family, const char *name, cons
     return dkv_addGuess(q, family, name, doc, DKV_ALL_PARTS, &q->work) ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory");
 }
 
-int dkv_guessFaults(dkv_inquiry *q, dkv_err *err) {
+int dkv_guessFaults(dkv_inquiry *q, int rows, dkv_err *err) {
     const dkv_fault *f;
     int rc = 0;
-    for (int i = 0; (f = dkv_listFault(i)) && !rc && !dkv_outOfTime(q); i++) {
-        char options[64];
-        snprintf(options, sizeof options, "fault=%s", f->id);
-        if (!f->control) rc = tryOptions(q, "fault", f->id, f->doc, options, err);
+    for (int i = 0; q->catalogue && (f = dkv_listFault(i)) && !rc && !dkv_outOfTime(q); i++) {
+        char options[64], name[64];
+        if (f->control || dkv_isExcluded(q, f->id)) continue;
+        snprintf(options, sizeof options, rows ? "fault=%s,bm=%d" : "fault=%s", f->id, rows);
+        snprintf(name, sizeof name, rows ? "%s (query tile %d)" : "%s", f->id, rows);
+        rc = tryOptions(q, "fault", name, f->doc, options, err);
     }
     return rc;
 }
@@ -267,7 +269,7 @@ static const struct {
 
 int dkv_guessRoundings(dkv_inquiry *q, dkv_err *err) {
     int rc = 0;
-    for (size_t i = 0; i < sizeof roundings / sizeof *roundings && !rc && !dkv_outOfTime(q); i++)
+    for (size_t i = 0; q->catalogue && i < sizeof roundings / sizeof *roundings && !rc && !dkv_outOfTime(q); i++)
         rc = tryOptions(q, "arithmetic", roundings[i].name, roundings[i].doc, roundings[i].options, err);
     return rc;
 }

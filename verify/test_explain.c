@@ -191,6 +191,12 @@ static void probes_say_which_keys(void **state) {
     }
 }
 
+/* A lost update is no matter of the order of sums. */
+static void lost_updates_are_no_order(void **state) {
+    (void)state;
+    mustName("emu+fault=Y23", "shape=40+2x21,70 heads=4:2 dim=8 dtype=fp16", "Y23", "run to run");
+}
+
 /* ---- the whole catalogue ---- */
 
 static bool inClass(const dkv_hypothesis *h, const char *name) {
@@ -329,6 +335,7 @@ int main(int argc, char **argv) {
                                        cmocka_unit_test(few_elements_prove_nothing),
                                        cmocka_unit_test(what_is_not_in_the_catalogue),
                                        cmocka_unit_test(probes_say_which_keys),
+                                       cmocka_unit_test(lost_updates_are_no_order),
                                        cmocka_unit_test(the_catalogue)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
