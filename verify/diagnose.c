@@ -7,6 +7,7 @@
 
 #include "../data/fill.h"
 #include "diagnose_impl.h"
+#include "diagnose_set.h"
 #include "version.h"
 
 static const dkv_stage_row stages[DKV_N_STAGES] = {
@@ -36,7 +37,12 @@ const dkv_stage_row *dkv_stageRow(dkv_stage s) { return &stages[s]; }
 
 /* ---- repeats ---- */
 
-static void compareRun(dkv_diag *d, const dkv_outputs *again) {
+typedef struct varying { /* tokens of each tensor of other bits in some run */
+    uint8_t *tokens[DKV_N_OUTPUTS];
+} varying;
+
+static void compareRun(dkv_diag *d, const dkv_outputs *again, varying *vary) {
+    const dualkv_problem *v = &d->c->packed.view;
     dkv_repeats *r = &d->out->repeats;
     int64_t n[DKV_N_OUTPUTS];
     bool any = false;
@@ -45,12 +51,14 @@ static void compareRun(dkv_diag *d, const dkv_outputs *again) {
         const double *a = dkv_outputAt(&d->c->got, (dkv_tensor_id)id),
                      *b = dkv_outputAt(again, (dkv_tensor_id)id);
         const double *bound = dkv_outputAt(&d->c->oracle.bound, (dkv_tensor_id)id);
+        const int64_t rows = id == DKV_DSINK ? 1 : id == DKV_DK || id == DKV_DV ? v->tk : v->tq;
         int64_t other = 0;
         for (int64_t i = 0; a && b && i < n[id] && !(d->c->kernel.d.absent >> id & 1); i++) {
             if (memcmp(&a[i], &b[i], sizeof a[i]) == 0 || (isnan(a[i]) && isnan(b[i]))) continue;
             other++;
             double over = isfinite(a[i]) && isfinite(b[i]) ? fabs(a[i] - b[i]) / bound[i] : (double)INFINITY;
             if (over > r->beyond[id]) r->beyond[id] = over;
+            if (vary->tokens[id]) vary->tokens[id][id == DKV_LSE ? i % rows : i / (n[id] / rows)] = 1;
         }
         any |= other > 0;
         if (other > r->elements[id]) r->elements[id] = other;
@@ -59,23 +67,57 @@ static void compareRun(dkv_diag *d, const dkv_outputs *again) {
     r->differing += any;
 }
 
+/* "dQ alone: rows 64-127 of the prompt", "LSE, O and what follows: ..." */
+static void sayVarying(dkv_diag *d, const varying *vary) {
+    dkv_repeats *r = &d->out->repeats;
+    static const dkv_tensor_id order[] = {DKV_LSE, DKV_O, DKV_DV, DKV_DK, DKV_DQ, DKV_DSINK};
+    dkv_row_words words = {0};
+    size_t at = 0;
+    int first = -1;
+    for (int i = 0; i < DKV_N_OUTPUTS; i++) {
+        if (!r->elements[order[i]]) continue;
+        if (first < 0) first = order[i];
+        at += (size_t)snprintf(r->where + at, sizeof r->where - at, "%s%s", at ? ", " : "",
+                               dkv_tensorName(order[i]));
+    }
+    if (first < 0 || first == DKV_DSINK || !vary->tokens[first]) return;
+    dkv_describeRows(&d->c->packed, first == DKV_DK || first == DKV_DV, vary->tokens[first], &words);
+    const bool alone = !strchr(r->where, ',');
+    snprintf(r->where + at, sizeof r->where - at, alone ? "%s: %s of %s" : "; of %s %s of %s",
+             alone ? "" : dkv_tensorName((dkv_tensor_id)first), words.rows, words.segments);
+}
+
 static void repeatRuns(dkv_diag *d) {
     dkv_case *c = d->c;
     dkv_err err = {0};
     dkv_description again; /* checks told the worker of other problems */
+    varying vary = {{NULL}};
+    int64_t n[DKV_N_OUTPUTS];
     d->out->repeats.runs = 1;
-    if (dkv_describeCase(c->kernel.w, c->line, &again) != DKV_W_OK) return;
-    for (int i = 0; i < d->o->repeats && dkv_hasTime(d) && !dkv_isFiles(c->kernel.w); i++) {
+    if (dkv_isFiles(c->kernel.w) || dkv_describeCase(c->kernel.w, c->line, &again) != DKV_W_OK) return;
+    dkv_countOutputs(&c->packed, n);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) vary.tokens[id] = n[id] ? calloc((size_t)n[id], 1) : NULL;
+    for (int i = 0; i < c->n_runs; i++) { /* those of the checks */
+        dkv_outputs packed = {0};
+        if (i == c->judged_run || !c->run[i].done ||
+            dkv_packRun(&c->kernel, &c->packed, &c->run[i].out, &packed, &err))
+            continue;
+        compareRun(d, &packed, &vary);
+        if (c->kernel.d.replicated) dkv_freeOutputs(&packed);
+    }
+    for (int i = 0; i < d->o->repeats && dkv_hasTime(d); i++) {
         dkv_run run = {0};
         dkv_outputs packed = {0};
         dkv_outcome o = dkv_runSide(&c->kernel, DKV_RUNS_MAX + 1 + i, &run);
         if (o == DKV_W_OK && !dkv_packRun(&c->kernel, &c->packed, &run.out, &packed, &err)) {
-            compareRun(d, &packed);
+            compareRun(d, &packed, &vary);
             if (c->kernel.d.replicated) dkv_freeOutputs(&packed);
         }
         dkv_freeRun(&run);
         if (o != DKV_W_OK) break;
     }
+    if (d->out->repeats.differing) sayVarying(d, &vary);
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) free(vary.tokens[id]);
 }
 
 /* ---- hypotheses ---- */
@@ -204,8 +246,11 @@ static void conclude(dkv_diagnosis *o) {
     bool race = false;
     for (int id = 0; id < DKV_N_OUTPUTS; id++) race |= r->beyond[id] > 1;
     if (race && at < n)
-        snprintf(o->sentence + at, n - at, "; a race: %d of %d runs gave other values, beyond rounding",
-                 r->differing, r->runs - 1);
+        snprintf(o->sentence + at, n - at,
+                 "; a race: %d of %d further runs gave other values, beyond rounding (%s)", r->differing,
+                 r->runs - 1, r->where);
+    else if (r->differing && o->result.status == DKV_ST_NONDETERMINISTIC && at < n)
+        snprintf(o->sentence + at, n - at, "; by rounding: %s", r->where);
 }
 
 int dkv_diagnoseLine(const dkv_problem *p, const dkv_kernel_spec *kernel, const dkv_diagnose_options *options,

@@ -70,6 +70,7 @@ typedef struct dkv_repeats {
     int differing;             /* of those, with other bits */
     int64_t elements[DKV_N_OUTPUTS]; /* of other bits, most in any run */
     double beyond[DKV_N_OUTPUTS];    /* largest difference over the bound */
+    char where[400];                 /* which tensors, which rows of the first of them; "" where none differ */
 } dkv_repeats;
 
 #define DKV_HYPOTHESES_MAX 8

@@ -58,7 +58,7 @@ static void sayRepeats(const dkv_diagnosis *d, FILE *f) {
         if (r->elements[id])
             fprintf(f, " %s (%lld elements, by up to %.2g of the bound)", dkv_tensorName((dkv_tensor_id)id),
                     (long long)r->elements[id], r->beyond[id]);
-    fprintf(f, "\n");
+    fprintf(f, "\n  %8s %s\n", "", r->where);
 }
 
 static void sayHypotheses(const dkv_diagnosis *d, FILE *f, bool verbose) {
@@ -203,6 +203,7 @@ static void addRepeats(cJSON *o, const dkv_diagnosis *d) {
     cJSON *r = cJSON_AddObjectToObject(o, "repeats");
     addNumber(r, "runs", d->repeats.runs);
     addNumber(r, "differing", d->repeats.differing);
+    cJSON_AddStringToObject(r, "where", d->repeats.where);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
         if (!d->repeats.elements[id]) continue;
         cJSON *t = cJSON_AddObjectToObject(r, dkv_tensorName((dkv_tensor_id)id));
