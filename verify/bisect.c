@@ -111,10 +111,9 @@ static int refuseEnd(const dkv_hunt *h, int end, const dkv_trial *t, dkv_err *er
                         end ? ": with --flaky P (how often, at the least) as many runs are made as that needs"
                             : ", so it is not good");
     if (t->verdict == DKV_BV_SKIP)
-        return dkv_fail(err, DKV_EHARNESS, "the %s end %.60s (%.12s) says nothing%s: %.250s", name, endWord(h, end), t->id,
-                        t->worst && t->worst->status == DKV_ST_INCONCLUSIVE ? " (--metric rms would compare numbers)" : "", t->why);
+        return dkv_fail(err, DKV_EHARNESS, "the %s end %.60s (%.12s) says nothing: %.300s", name, endWord(h, end), t->id, t->why);
     return dkv_fail(err, DKV_EHARNESS, "the %s end %.60s (%.12s) %s%s%.250s", name, endWord(h, end), t->id,
-                    end ? "passes every case" : "fails", end ? "" : ": ", end ? "" : t->why);
+                    end ? "fails no case (--metric NAME finds drifts)" : "fails", end ? "" : ": ", end ? "" : t->why);
 }
 
 static int testEnds(dkv_hunt *h, dkv_err *err) {

@@ -47,6 +47,7 @@ static void addCase(cJSON *o, const dkv_bisect_row *row) {
     DKV_ARITHMETIC_FIELDS(ADD)
 #undef ADD
     cJSON_AddBoolToObject(o, "declared", row->declared);
+    if (row->partial) cJSON_AddTrueToObject(o, "partial");
     if (row->profile[0]) cJSON_AddStringToObject(o, "profile", row->profile);
 }
 
@@ -73,6 +74,7 @@ static void readCase(const cJSON *o, dkv_bisect_row *row) {
     row->backward = dkv_numberOf(o, "seconds_backward", 0);
     row->judged = cJSON_IsObject(tensors);
     row->declared = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "declared"));
+    row->partial = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "partial"));
     snprintf(row->profile, sizeof row->profile, "%s", dkv_textOf(o, "profile"));
     for (int id = 0; id < DKV_N_OUTPUTS && row->judged; id++) {
         const cJSON *t = cJSON_GetObjectItemCaseSensitive(tensors, dkv_tensorName((dkv_tensor_id)id));
@@ -125,6 +127,7 @@ void dkv_takeResult(const dkv_result *r, dkv_bisect_row *row) {
     row->status = r->status;
     row->judged = r->judged;
     row->declared = r->declared;
+    row->partial = r->absent != 0;
     row->forward = r->seconds_forward;
     row->backward = r->seconds_backward;
     row->arithmetic = r->arithmetic;

@@ -29,7 +29,7 @@ typedef struct dkv_bisect_row { /* a build (line "") or one run of one case */
     int run;
     dkv_build_state build;
     dkv_status status;
-    bool judged, declared;
+    bool judged, declared, partial; /* partial: some outputs were not given */
     char why[600];
     double forward, backward; /* seconds */
     dkv_bisect_stat tensor[DKV_N_OUTPUTS];

@@ -394,11 +394,11 @@ static int addPossible(dkv_bisect_end *e, const char *id, size_t len, dkv_err *e
 static int chooseBesideSkipped(dkv_repo *r, const char *const *paths, const char *log, char id[DKV_HASH_MAX], dkv_err *err) {
     dkv_program p = {0};
     char mark[DKV_HASH_MAX + 16], one[DKV_HASH_MAX], last[DKV_HASH_MAX] = "";
-    long rank = 0, skipped = 0;
+    long rank = 0, skipped = 0; /* of those that are candidates still */
     int rc = git(r, r->tree, &p, WORDS_OF("rev-list", "--bisect", "--bisect-all", "--"), paths, err);
     for (int round = 0; round < 2 && !rc; round++) {
         const char *at = p.out;
-        const long wide = 6 * skipped * skipped, pass = wide < rank / 3 ? wide : rank / 3;
+        const long wide = 6 * skipped * skipped, most = rank * skipped / (skipped + 3), pass = wide < most ? wide : most;
         for (rank = 0; *at; rank++, at += strcspn(at, "\n"), at += *at == '\n') {
             copyLine(at, one, sizeof one);
             one[strcspn(one, " ")] = 0;

@@ -286,6 +286,10 @@ static int tryLine(dkv_trying *t, const dkv_trial *on, const char *line, int run
     return rc;
 }
 
+/* Judged whole, and no defect seen: also where not enough is known of its arithmetic to call that a pass. */
+static bool isSound(const dkv_bisect_row *r) {
+    return r->status == DKV_ST_PASSED || (r->status == DKV_ST_INCONCLUSIVE && r->judged && !r->partial);
+}
 static bool isFail(const dkv_bisect_row *r) { return dkv_statusRow(r->status)->defect; }
 
 static dkv_bisect_row *rowAt(const dkv_trial *out, int run, long line) { return &out->rows[run * out->n_lines + line]; }
@@ -303,7 +307,7 @@ static void conclude(const dkv_trying *t, dkv_trial *out) {
             if (isFail(r)) {
                 fails = true;
                 if (!failed) failed = r;
-            } else if (r->status != DKV_ST_PASSED && !unknown) unknown = r;
+            } else if (!isSound(r) && !unknown) unknown = r;
         }
         out->made += made;
         out->failed += made && fails;

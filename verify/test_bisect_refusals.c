@@ -74,7 +74,7 @@ static void ends_are_tested(void **state) {
         const char *words, *says;
     } rows[] = {
         {"--good bad~1 --bad bad --repo $D/c " K, "the good end bad~1"},
-        {"--good good --bad main~5 --repo $D/c " K, "passes every case"},
+        {"--good good --bad main~5 --repo $D/c " K, "fails no case"},
         {"--good good --bad bad --repo $D/c --cache none --build 'echo no such compiler; exit 3' " WORDS, "ended with 3: no such compiler"},
         {"--good good --bad bad --repo $D/c --cache none --build true " WORDS, "no './kernel.so' after the build"},
         {"--good good --bad bad --repo $D/c --cache none --build 'echo junk >kernel.so' " WORDS, "cannot load"},
