@@ -236,7 +236,7 @@ static char *makeScript(const dkv_hunt *h, const char *path) {
     for (int v = 0; v < 3; v++) putPoints(h, f, v, logs);
     fprintf(f, "set terminal %s size 900,480\nset output '%s", kindOf(path), path[0] == '/' ? "" : "./");
     for (const char *c = path; *c; c++) fprintf(f, *c == '\'' ? "''" : "%c", *c);
-    fprintf(f, "'\nset xlabel 'commits since the good end'\nset ylabel '%s' noenhanced\nset key top left\nset grid\n%s", name,
+    fprintf(f, "'\nset xlabel 'commits since the good end'\nset ylabel '%s' noenhanced\nset key top left box opaque\nset grid\nset pointsize 1.5\n%s", name,
             logs ? "set logscale y\n" : "");
     if (h->metric && h->interval.sample)
         fprintf(f, "low = %.17g\nhigh = %.17g\n", h->interval.low, h->interval.high);
