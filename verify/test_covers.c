@@ -21,7 +21,7 @@ static void it_covers_what_was_judged(void **state) {
     (void)state;
     mustSay(0, "$B/dualkv covers $D/c.json 'shape=65+3x64 heads=8:1 dim=128' --kernel emu --device this", "INSIDE  shape=65+3x64");
     mustSay(0, "$B/dualkv covers $D/c.json shape=100+2x29 heads=2:1 dim=72 softcap=30", "softcap=30: not run itself: between 20 and 50");
-    mustSay(0, "for l in $(grep -ho '\"line\":\"[^\"]*' $D/ci.jsonl | cut -c9- | tr ' ' _); do "
+    mustSay(0, "for l in $(grep -ho '\"line\":\"[^\"]*' $D/ci.jsonl | cut -c9- | sed -n '1~7p' | tr ' ' _); do "
                "$B/dualkv covers -q $D/c.json \"$(echo $l | tr _ ' ')\" >$D/y || { echo $l; cat $D/y; exit 7; }; done", "");
 }
 

@@ -102,6 +102,18 @@ static void mustAgree(long read, const char *note_has) {
     free(plain);
 }
 
+static int countFiles(void) {
+    sqlite3 *db;
+    sqlite3_stmt *s;
+    assert_int_equal(sqlite3_open(in(DKV_HISTORY_FILE), &db), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(db, "SELECT count(*) FROM file", -1, &s, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(s), SQLITE_ROW);
+    int n = sqlite3_column_int(s, 0);
+    sqlite3_finalize(s);
+    sqlite3_close(db);
+    return n;
+}
+
 static void the_index_follows_the_files(void **state) {
     (void)state;
     const struct timespec old[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
@@ -124,8 +136,10 @@ static void the_index_follows_the_files(void **state) {
     put("a.jsonl", "w", ONE TWO); /* as long, other bytes, and a time that says nothing */
     utimensat(AT_FDCWD, in("a.jsonl"), old, 0);
     mustAgree(2, "");
+    assert_int_equal(countFiles(), 2);
     unlink(in("sub/b.jsonl"));
     mustAgree(0, "");
+    assert_int_equal(countFiles(), 1); /* what is gone is forgotten */
     put("c.jsonl", "w", ""); /* nothing in it */
     mustAgree(0, "");
     char *before = readAll(NULL, false, NULL, NULL), *after = readAll(NULL, true, NULL, NULL);
