@@ -131,6 +131,8 @@ static void the_index_follows_the_files(void **state) {
     mustAgree(-1, "");
     put("a.jsonl", "a", "{\"line\":\"shape=5\",\"kernel\":\"emu\",\"status\":\"PASSED\"}"); /* whole, without its end */
     mustAgree(-1, "");
+    put("a.jsonl", "a", "\n" ONE);
+    mustAgree(-1, "");
     put("a.jsonl", "w", TWO ONE); /* shorter */
     mustAgree(2, "");
     put("a.jsonl", "w", ONE TWO); /* as long, other bytes, and a time that says nothing */
