@@ -35,7 +35,7 @@ static const char style[] =
     ".maps{display:flex;flex-wrap:wrap;gap:1rem;margin:.6rem 0}figure.map{max-width:22rem;font-size:.85rem}svg.map{width:auto;max-width:100%}"
     ".seam{stroke:var(--ink);stroke-width:1}.m0{fill:#9db8e8;fill-opacity:.35}.m1{fill:#5f87d6;fill-opacity:.6}.m2{fill:#f0b429}"
     ".m3{fill:#e8710a}.m4{fill:#c5221f}.m5{fill:#7b1fa2}ul.key{list-style:none;padding:0}ul.key svg{display:inline;width:auto;"
-    "vertical-align:middle;margin:0 .4rem 0 0}a{color:var(--dot)}figure{margin:0}.n{white-space:nowrap}summary{cursor:pointer;font-weight:600}nav a{margin-right:1rem}\n";
+    "vertical-align:middle;margin:0 .4rem 0 0}a{color:var(--dot)}figure{margin:0}.n{white-space:nowrap}summary{cursor:pointer;font-weight:600}nav a{margin-right:1rem;display:inline-block}\n";
 
 static void writeTop(const dkv_gather *g, FILE *f) {
     fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
@@ -204,9 +204,14 @@ static void writeProvenance(const dkv_gather *g, const char *command, FILE *f) {
 
 static void writeBody(const dkv_gather *g, const char *command, FILE *f) {
     writeVerdicts(g, f);
-    fputs("<nav aria-label=\"Sections\"><a href=\"#failures\">What did not pass</a><a href=\"#errors\">Errors</a>"
-          "<a href=\"#coverage\">Coverage</a><a href=\"#power\">Power</a><a href=\"#derived\">Derived or calibrated</a>"
-          "<a href=\"#provenance\">Provenance</a></nav>\n", f);
+    bool trends = false;
+    for (int i = 0; i < g->n_kernels && i < KERNELS_SHOWN; i++) trends |= hasTrend(g->kernels[i]);
+    fputs("<nav aria-label=\"Sections\"><a href=\"#failures\">What did not pass</a> <a href=\"#errors\">Errors</a> "
+          "<a href=\"#coverage\">Coverage</a> <a href=\"#power\">Power</a> ", f);
+    if (g->n_faults || g->clean_cases) fputs("<a href=\"#faults\">Planted faults</a> ", f);
+    if (g->n_bench) fputs("<a href=\"#throughput\">Throughput</a> ", f);
+    if (trends) fputs("<a href=\"#trends\">Over commits</a> ", f);
+    fputs("<a href=\"#derived\">Derived or calibrated</a> <a href=\"#provenance\">Provenance</a></nav>\n", f);
     eachKernel(g, "What did not pass", "failures", "With the sentence of the verdict and the command that runs the case "
                "again.", isUnwell, writeUnwell, f);
     eachKernel(g, "Errors", "errors", "Error over bound, by tensor and region of the rows; residual to the twin, the value "
@@ -223,8 +228,6 @@ static void writeBody(const dkv_gather *g, const char *command, FILE *f) {
         fputs("<h2 id=\"throughput\">Throughput</h2>\n", f);
         dkv_writeBench(g, f);
     }
-    bool trends = false;
-    for (int i = 0; i < g->n_kernels && i < KERNELS_SHOWN; i++) trends |= hasTrend(g->kernels[i]);
     if (trends)
         eachKernel(g, "Over commits", "trends", "By commit of this toolkit (and, of a kernel in a file, by what the file holds), in the order "
                    "in which the runs began. Times are those of the checking runs: comparable only on one machine, and where the lines are "

@@ -69,7 +69,8 @@ static void markVerdict(const dkv_gather_kernel *k, FILE *f) {
         markWords(&k->reasons, true, f);
     }
     if (v.waived) {
-        fprintf(f, "\n- Waived: %ld defects: ", v.waived);
+        fputs("\n- Waived: ", f);
+        dkv_writeCount(f, v.waived, "defect: ", "defects: ");
         markWords(&k->waivers, true, f);
     }
     if (v.blind) fprintf(f, "\n- INCONCLUSIVE in %d strata (below)", v.blind);

@@ -5,9 +5,9 @@
 #include "../ref/row.h"
 #include "report_gather.h"
 
-#define LINE_GIVES_UP ((size_t)1 << 30) /* bytes: no line of a file, /dev/zero perhaps */
+#define LINE_GIVES_UP ((size_t)256 << 20) /* bytes: no line of a file, /dev/zero perhaps */
 
-/* Passes over what is left of a line that is too long to be kept; false where it has no end. */
+/* Passes over what is left of a line that is too long to be kept; false where it has no end in sight. */
 static bool skipLine(FILE *f) {
     int c = 0;
     for (size_t n = 0; n < LINE_GIVES_UP; n++)
@@ -45,6 +45,7 @@ int dkv_gatherFile(dkv_gather *g, const char *path, const char *hash, dkv_err *e
             rc = 0;
             if (skipLine(f)) continue;
             file->cut = true;
+            if (file->lines == 1) rc = dkv_fail(err, DKV_EUSER, "%s: %s", path, why.text);
             break;
         }
         if (rc == DKV_EUSER && file->lines > 1) { /* what was read before stays */

@@ -186,7 +186,8 @@ static void writeUnchecked(const dkv_gather_kernel *k, const dkv_verdict *v, FIL
         fputs("</li>\n", f);
     }
     if (v->waived) {
-        fprintf(f, "<li>Waivers excuse %ld defects: ", v->waived);
+        fputs("<li>Waivers excuse ", f);
+        dkv_writeCount(f, v->waived, "defect: ", "defects: ");
         dkv_writeWords(&k->waivers, true, f);
         fputs("</li>\n", f);
     } else fputs("<li>No waiver excuses anything in these records.</li>\n", f);

@@ -93,7 +93,7 @@ static void waived_defects_are_known_not_passed(void **state) {
         RECORD("shape=5", "FAILED", "y", TENSORS)};
     pageOf(records, 2);
     assertSays("## emu: Known defects only\n");
-    assertSays("- Waived: 1 defects: a &lt;known&gt; one (until 2030-01-31) (1)\n");
+    assertSays("- Waived: 1 defect: a &lt;known&gt; one (until 2030-01-31) (1)\n");
     assert_null(strstr(text, "The first defect"));
     pageOf(records, 3);
     assertSays("## emu: Not equivalent\n");
@@ -104,7 +104,7 @@ static void waived_defects_are_known_not_passed(void **state) {
     dkv_freeGather(&g);
     assertSays("<section class=\"unsure\">");
     assertSays("<strong>Known defects only.</strong> A defect in 1 of 2 cases that ran (1 FAILED), each of them excused by a waiver");
-    assertSays("Waivers excuse 1 defects: a &lt;known&gt; one (until 2030-01-31) (1)");
+    assertSays("Waivers excuse 1 defect: a &lt;known&gt; one (until 2030-01-31) (1)");
 }
 
 #define AT(commit, started, ratio, seconds)                                                                          \

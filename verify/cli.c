@@ -69,6 +69,7 @@ static const option options[] = {
      RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_EXPORT | GATE | DIAGNOSE | COMPARE},
     {"--out", NULL, "PATH", "a folder, or FILE.safetensors (gate: a folder, default dualkv-gate)", WORD, FIELD(out), 0, 0,
      DKV_CMD_EXPORT | DKV_CMD_IMPORT | GATE},
+    {"--out", NULL, "DIR", "report.html, report.md and plots into this folder", WORD, FIELD(out), 0, 0, DKV_CMD_REPORT},
     {"--out", NULL, "CERT.json", "where the certificate goes (`-`: stdout)", WORD, FIELD(out), 0, 0, DKV_CMD_CERTIFICATE},
     {"--outputs", NULL, "SPEC", "outputs, too: `truth`, or those of a kernel", WORD, FIELD(outputs), 0, 0, DKV_CMD_EXPORT},
     {"--layout", NULL, "WORD", "packed (default) or replicated", WORD, FIELD(layout), 0, 0, DKV_CMD_EXPORT},

@@ -114,7 +114,25 @@ int dkv_makeReport(const dkv_cli *cli, dkv_err *err) {
     return rc;
 }
 
+/* --out DIR: what has no place of its own goes there. */
+static int placeAll(dkv_cli *with, char paths[3][4200], dkv_err *err) {
+    static const char *const names[3] = {"report.html", "report.md", "plots"};
+    const char **const fields[3] = {&with->html, &with->markdown, &with->plots};
+    if (!with->out) return 0;
+    if (with->n_words && mkdir(with->out, 0777) != 0 && errno != EEXIST)
+        return dkv_fail(err, DKV_EUSER, "cannot make the folder '%.200s': %s", with->out, strerror(errno));
+    for (int i = 0; i < 3; i++) {
+        if (*fields[i]) continue;
+        if (snprintf(paths[i], sizeof paths[i], "%s/%s", with->out, names[i]) >= (int)sizeof paths[i])
+            return dkv_fail(err, DKV_EUSER, "--out: too long a name: '%.80s'", with->out);
+        *fields[i] = paths[i];
+    }
+    return 0;
+}
+
 int dkv_cmdReport(const dkv_cli *cli) {
+    char paths[3][4200];
     dkv_err err = {0};
-    return dkv_makeReport(cli, &err) ? dkv_complain(&err) : DKV_EXIT_OK;
+    dkv_cli with = *cli;
+    return placeAll(&with, paths, &err) || dkv_makeReport(&with, &err) ? dkv_complain(&err) : DKV_EXIT_OK;
 }

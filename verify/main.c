@@ -32,7 +32,7 @@ static const dkv_command commands[] = {
      "error that it explains. Backward is judged given the kernel's own O and LSE: a forward fault is named once. The kernel\n"
      "runs again on the same inputs (a race shows), and on others that show the weights it gives to keys. Exit: as check's.\n",
      dkv_cmdDiagnose},
-    {"report", DKV_CMD_REPORT, true, "[--html FILE] [--markdown FILE] [--plots DIR] RECORDS...", "a page or tables from records",
+    {"report", DKV_CMD_REPORT, true, "[--out DIR] [--html FILE] [--markdown FILE] [--plots DIR] RECORDS...", "a page or tables from records",
      "RECORDS are files that --json wrote (check, gate, fuzz, bench, power). Lines that are no records are skipped and named.\n"
      "--html: a page for a sceptic; --markdown: a short one for a pull request; --plots: SVG files by gnuplot, where it is there.\n",
      dkv_cmdReport},
