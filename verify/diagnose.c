@@ -174,7 +174,7 @@ static void explain(dkv_diag *d) {
         .probe = c->kernel.d.replicated || dkv_isFiles(c->kernel.w) ? NULL : probe,
         .probe_arg = &e,
         .exclude = d->o->exclude,
-        .seconds = fmax(2, (d->o->seconds > 0 ? d->o->seconds : 30) - (dkv_diagNow() - d->start)),
+        .seconds = fmax(10, (d->o->seconds > 0 ? d->o->seconds : 30) - (dkv_diagNow() - d->start)),
         .threads = c->options->threads};
     o->n_hypotheses = dkv_explain(&in, o->hypothesis, DKV_HYPOTHESES_MAX, &err);
     if (o->n_hypotheses >= 0) return;
@@ -193,7 +193,9 @@ static bool isValue(dkv_status s) {
 static void observe(dkv_case *c, void *arg) {
     dkv_diag *d = arg;
     dkv_err err = {0};
+    if (c->options->nested) return; /* a case between the runs of ours */
     d->c = c;
+    d->start = dkv_diagNow();
     if (!isValue(c->result->status) || !c->has_oracle || !c->has_got) return;
     repeatRuns(d);
     if (dkv_makeMaps(d, &err))
@@ -257,7 +259,7 @@ int dkv_diagnoseLine(const dkv_problem *p, const dkv_kernel_spec *kernel, const 
                      dkv_diagnosis *out, dkv_err *err) {
     dkv_worker w;
     memset(out, 0, sizeof *out);
-    dkv_diag d = {.o = options, .out = out, .start = dkv_diagNow()};
+    dkv_diag d = {.o = options, .out = out};
     const dkv_case_options with = {.data_dir = options->data_dir,
                                    .level = options->level,
                                    .threads = options->threads,

@@ -329,6 +329,7 @@ static void spotBesideWeights(dkv_diag *d, bool read) {
     rowRegion(d, s, id);
     if (lse && !o && noteOffset(d, s)) return;
     if (noteSimple(d, s, id, 0.95)) return;
+    if (lse && o && !read) addDetail(s, "no probe could be run (--time gives them more)");
     if (!lse && read) addDetail(s, "each key has its weight when V is one-hot");
     noteLean(d, s, id);
 }

@@ -21,7 +21,8 @@
 typedef struct reading {
     dkv_diag *d;
     bool backward;
-    int64_t n_rows, n_keys, *rows, *keys; /* row: t * hq + h; packed keys */
+    int64_t n_rows, n_keys, *rows, *keys; /* row: t * hq + h; packed keys, spread over the runs */
+    int64_t *order;                       /* [n_keys] their places, by key */
     float *weight, *bound;                /* [n_rows, n_keys]; bound < 0: not read */
 } reading;
 
@@ -62,6 +63,25 @@ static int chooseKeys(reading *x, int64_t most) {
             x->keys[x->n_keys++] = t;
     free(use);
     return x->keys ? 0 : -1;
+}
+
+/* So that each run, of `each` keys, has keys from everywhere: there may be time for few. */
+static int spreadKeys(reading *x, int64_t each) {
+    const int64_t runs = (x->n_keys + each - 1) / each;
+    int64_t *spread = calloc((size_t)x->n_keys + 1, sizeof *spread), at = 0;
+    x->order = calloc((size_t)x->n_keys + 1, sizeof *x->order);
+    for (int64_t i = 0; i < runs && spread && x->order; i++)
+        for (int64_t k = i; k < x->n_keys; k += runs) {
+            x->order[k] = at;
+            spread[at++] = x->keys[k];
+        }
+    if (!spread || !x->order) {
+        free(spread);
+        return -1;
+    }
+    free(x->keys);
+    x->keys = spread;
+    return 0;
 }
 
 /* ---- the runs ---- */
@@ -147,6 +167,7 @@ static bool readAll(reading *x, const uint8_t *off) {
     const dualkv_problem *v = &x->d->c->packed.view;
     bool any = false;
     if (chooseKeys(x, x->backward ? 4096 : RUNS * (int64_t)v->dv) || !x->n_keys) return false;
+    if (spreadKeys(x, x->backward ? x->n_keys : v->dv)) return false;
     const int64_t room = CELLS / x->n_keys, most = x->backward ? 8 * (int64_t)v->dv * v->hkv : 4096;
     if (chooseRows(x, off, room < most ? room : most) || !x->n_rows) return false;
     const size_t n = (size_t)(x->n_rows * x->n_keys);
@@ -203,7 +224,8 @@ static void noteKey(row_view *w, int64_t pos, bool seen) {
 /* Sorts the row's keys: those it must not see, missing, informative. */
 static void sortKeys(const reading *r, int64_t i, const int64_t *place, row_view *w) {
     const dkv_pairs *x = w->x;
-    for (int64_t k = 0; k < r->n_keys; k++) {
+    for (int64_t at = 0; at < r->n_keys; at++) {
+        const int64_t k = r->order[at];
         const double weight = r->weight[i * r->n_keys + k], bound = w->widen * r->bound[i * r->n_keys + k];
         const int64_t pos = place[r->keys[k]];
         if (!(bound >= 0) || !isfinite(bound)) continue;
@@ -240,20 +262,27 @@ static double medianRatio(const row_view *w) {
     return m;
 }
 
-/* Is the ratio the same number within each group (range, tile)? tile 0: within each range. */
-static bool isPiecewise(const row_view *w, int64_t tile) {
-    int64_t group = -1, n_groups = 0;
+/* Is the ratio the same number within each group (range, tile), and is it off in most keys of a group if in
+ * any? tile 0: groups are ranges. */
+static bool isPiecewise(const row_view *w, int64_t tile, double base) {
+    int64_t group = -1, n_groups = 0, keys = 0, off = 0;
     double low = 0, high = 0;
-    for (int64_t i = 0; i < w->n; i++) {
-        const key_weight *k = &w->key[i];
+    for (int64_t i = 0; i <= w->n; i++) {
+        const key_weight *k = &w->key[i < w->n ? i : 0];
         const bool own = k->pos >= w->x->context;
-        int64_t offset = own ? k->pos - w->x->context : k->pos, is = 2 * (tile ? offset / tile : 0) + own;
-        if (is != group || !n_groups) {
+        const int64_t offset = own ? k->pos - w->x->context : k->pos;
+        const int64_t is = i < w->n ? 2 * (tile ? offset / tile : 0) + own : -2;
+        if (is != group) {
+            if (off && 2 * off < keys) return false;
             group = is;
-            n_groups++;
+            n_groups += i < w->n;
+            keys = off = 0;
             low = -INFINITY;
             high = INFINITY;
         }
+        if (i == w->n) break;
+        keys++;
+        off += fabs(k->ratio - base) > k->bound;
         low = fmax(low, k->ratio - k->bound);
         high = fmin(high, k->ratio + k->bound);
         if (low > high) return false;
@@ -314,7 +343,7 @@ static dkv_weight_kind judgeWeights(row_view *w) {
     for (int64_t i = 0; i < w->n; i++)
         if (fabs(w->key[i].ratio - base) > w->key[i].bound) noteKey(w, w->key[i].pos, true);
     for (int64_t tile = 0; tile <= 128; tile = tile ? tile * 2 : 8)
-        if (isPiecewise(w, tile)) return !lost ? DKV_W_PIECES : judgeLost(w);
+        if (isPiecewise(w, tile, base)) return !lost ? DKV_W_PIECES : judgeLost(w);
     fitLine(w, base);
     return DKV_W_SCORES;
 }
@@ -401,6 +430,7 @@ bool dkv_readWeights(dkv_diag *d, bool backward, const uint8_t *rows, dkv_weight
     bool ran = !dkv_isFiles(d->c->kernel.w) && readAll(&r, rows) && !classify(&r, out);
     free(r.rows);
     free(r.keys);
+    free(r.order);
     free(r.weight);
     free(r.bound);
     return ran && out->rows > 0;
