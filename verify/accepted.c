@@ -75,6 +75,8 @@ static int takeRow(dkv_accepted_row *r, const cJSON *o, bool record, dkv_err *er
     snprintf(r->bits, sizeof r->bits, "%.16s", dkv_textOf(o, "bits"));
     r->level = dkv_numberOf(o, "level", 0);
     r->judged = cJSON_IsObject(numbers);
+    r->counted = record ? strcmp(dkv_textOf(cJSON_GetObjectItemCaseSensitive(o, "checks"), "launched"), "passed") == 0
+                        : cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "counted"));
     r->declared = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "declared"));
     takeArithmetic(r, numbers);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
@@ -156,6 +158,7 @@ static cJSON *makeRow(const dkv_accepted_row *r) {
     if (!r->judged) return o;
     addNumber(o, "level", r->level);
     cJSON_AddBoolToObject(o, "declared", r->declared);
+    cJSON_AddBoolToObject(o, "counted", r->counted);
     cJSON *n = cJSON_AddObjectToObject(o, "arithmetic");
 #define ADD(field, looser) addNumber(n, #field, (double)r->a.field);
     DKV_ARITHMETIC_FIELDS(ADD)

@@ -3,7 +3,7 @@
  *
  *     {"accepted":1,"kernel":K,"kernel_sha256":H,"generator":G,"program":V,"oracle":O,"commit":C,"device":D,"cases":N,
  *      "counts":{STATUS:n,…},"sha256":HASH OF ALL FURTHER LINES,"sum":S}
- *     {"line":L,"status":S,…,"tensors":{"O":{"rms":…,"dof":…,"ratio":…},…},"sum":S}     N of them, sorted by line
+ *     {"line":L,"status":S,…,"declared":true,"counted":true,"arithmetic":{…},"tensors":{"O":{"rms":…,"dof":…,"ratio":…},…},"sum":S}     N of them, sorted by line
  *
  * S, the first 16 digits of the SHA-256 of its line up to `,"sum"`, names the line that was edited. */
 #ifndef DKV_ACCEPTED_H
@@ -28,7 +28,7 @@ typedef struct dkv_accepted_row {
     char *line, *why;  /* owned; why: of what did not pass; in the file of refusals only */
     const char *excused; /* of this run: the reason of the waiver that excuses the defect (borrowed), or NULL */
     dkv_status status;
-    bool judged, declared;
+    bool judged, declared, counted; /* counted: its own launches, so that no fallback passes for it */
     char bits[17];     /* "" where repeatable bits are not promised */
     double level;      /* false alarms of one test */
     dualkv_arithmetic a;

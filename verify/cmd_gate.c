@@ -327,11 +327,16 @@ static int makePage(const run *r, dkv_err *err) {
     return dkv_makeReport(&page, err);
 }
 
-/* A copy of the records in the folder of --history, under a name that sorts by time. */
+/* A copy of the records in the folder of --history, under a name that sorts by time, without the colons of that (not every
+ * file system and archive takes them). */
 static int keepHistory(const run *r, dkv_err *err) {
-    char path[PATH_MAX], temporary[PATH_MAX];
+    char path[PATH_MAX], temporary[PATH_MAX], when[40];
+    size_t at = 0;
+    for (const char *c = dkv_startTime(); *c && at < sizeof when - 1; c++)
+        if (*c != ':' && *c != '-') when[at++] = *c;
+    when[at] = 0;
     const char *const parts[2] = {r->records, r->perf_path};
-    int n = snprintf(path, sizeof path, "%s/%s-%s-%d.jsonl", r->cli->history, dkv_startTime(), dkv_commit(), (int)getpid());
+    int n = snprintf(path, sizeof path, "%s/%s-%s-%d.jsonl", r->cli->history, when, dkv_commit(), (int)getpid());
     if (n < 0 || (size_t)n + 5 > sizeof path) return dkv_fail(err, DKV_EHARNESS, "--history: the name is too long");
     snprintf(temporary, sizeof temporary, "%.*s.part", (int)sizeof path - 6, path);
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);

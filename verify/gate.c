@@ -14,6 +14,7 @@ static const dkv_change_row rows[DKV_CH_N] = {
     [DKV_CH_MISSING] = {"missing", "%ld accepted lines did not run", true},
     [DKV_CH_GREW] = {"error grew", "the error grew in %ld lines", true},
     [DKV_CH_LOOSENED] = {"looser arithmetic", "the arithmetic is looser in %ld lines", true},
+    [DKV_CH_UNSEEN] = {"less to check", "less can be checked in %ld lines", true},
     [DKV_CH_BITS] = {"bits", "the bits changed in %ld lines", true},
     [DKV_CH_GENERATOR] = {"generator", "%ld", true},
     [DKV_CH_PROGRAM] = {"program", "%ld", true},
@@ -203,6 +204,19 @@ static int compareBits(dkv_gate *g, const dkv_accepted_row *was, const dkv_accep
                 was->bits, now->bits);
 }
 
+/* What a kernel keeps to itself cannot be found wrong. */
+static int compareSeen(dkv_gate *g, const dkv_accepted_row *was, const dkv_accepted_row *now, dkv_err *err) {
+    int rc = 0;
+    if (was->counted && !now->counted)
+        rc = dkv_tellChange(g, err, DKV_CH_UNSEEN, now->line, 0,
+                            "its launches are not counted any more, so that a fallback could pass for it");
+    for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++)
+        if (was->tensor[id].there && !now->tensor[id].there)
+            rc = dkv_tellChange(g, err, DKV_CH_UNSEEN, now->line, 0, "%s is not given any more",
+                                dkv_tensorName((dkv_tensor_id)id));
+    return rc;
+}
+
 static int compareRow(dkv_gate *g, const dkv_accepted_row *was, const dkv_accepted_row *now, bool alike, bool device,
                       dkv_err *err) {
     char words[400];
@@ -213,6 +227,7 @@ static int compareRow(dkv_gate *g, const dkv_accepted_row *was, const dkv_accept
         rc = dkv_tellChange(g, err, how == 1 ? DKV_CH_LOOSENED : DKV_CH_TIGHTENED, now->line, 0,
                   "the %s arithmetic is %s: %s", now->declared || was->declared ? "declared" : "fitting",
                   how == 1 ? "looser" : "another", words);
+    if (!rc && was->status == now->status) rc = compareSeen(g, was, now, err);
     if (rc || !alike || was->status != now->status) return rc;
     if (how == 0 || how == 2) rc = compareErrors(g, was, now, how == 2, err); /* else the residuals have another unit */
     return rc || !device ? rc : compareBits(g, was, now, err);

@@ -18,6 +18,7 @@ typedef enum dkv_change_kind {
     DKV_CH_MISSING,   /* an accepted line that did not run */
     DKV_CH_GREW,      /* an error beyond what chance explains */
     DKV_CH_LOOSENED,  /* arithmetic */
+    DKV_CH_UNSEEN,    /* an output that it does not give any more, launches that it does not count any more */
     DKV_CH_BITS,      /* where repeatable ones are promised; or that promise withdrawn */
     DKV_CH_GENERATOR, /* other inputs: errors and bits are not compared */
     DKV_CH_PROGRAM,   /* another version of this program: the same */

@@ -22,10 +22,11 @@ static const dkv_command commands[] = {
      "refused), 4 inconclusive.\n",
      dkv_cmdCheck},
     {"gate", DKV_CMD_GATE, true, "--kernel K [--accepted FILE] [SUITE...]", "may this kernel change be merged?",
-     "Suite ci and the corpus (or what is given), then seeded fuzzing for the rest of --time. Writes records.jsonl, junit.xml\n"
-     "and summary.md into --out. Against --accepted it reports changes: a status, a line newly refused, an error that grew\n"
-     "beyond chance, bits that changed where repeatable ones are promised, looser arithmetic, another generator or version.\n"
-     "A third of --budget each for verdicts, fuzzing, and comparing errors. Exit: as check's; 1 for any finding.\n",
+     "Suite ci and the corpus (or what is given), then seeded fuzzing for the rest of --time. Writes records.jsonl, junit.xml,\n"
+     "summary.md, report.html into --out. Against --accepted it reports changes: a status, a line newly refused, an error that\n"
+     "grew beyond chance, bits that changed where repeatable ones are promised, looser arithmetic, another generator, oracle or\n"
+     "program version; with --perf, times above --perf-limit. Equal shares of --budget for verdicts, fuzzing, comparing errors,\n"
+     "and times. Interrupted, it writes what it has. Exit: as check's; 1 for any finding.\n",
      dkv_cmdGate},
     {"diagnose", DKV_CMD_DIAGNOSE, true, "LINE --kernel K", "where a kernel goes wrong, and what explains it",
      "The first tensor that is wrong, the stage, region, rows, heads and dims; then hypotheses, each with the share of the\n"

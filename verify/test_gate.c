@@ -45,7 +45,7 @@ static void addRecord(dkv_accepted *a, const char *line, const char *status, con
     char json[1000];
     dkv_err err = {0};
     snprintf(json, sizeof json,
-             "{\"line\":\"%s\",\"kernel\":\"k\",\"status\":\"%s\",\"why\":\"because\",\"device\":\"cpu\",\"commit\":\"c\","
+             "{\"checks\":{\"launched\":\"passed\"},\"line\":\"%s\",\"kernel\":\"k\",\"status\":\"%s\",\"why\":\"because\",\"device\":\"cpu\",\"commit\":\"c\","
              "\"generator\":\"1\",\"level\":1e-8,\"declared\":true,\"bits\":\"%s\",\"arithmetic_numbers\":{%s},"
              "\"tensors\":{\"O\":{\"max_bound_ratio\":0.25,\"twin_rms\":%.17g,\"rms_dof\":200},"
              "\"dV\":{\"max_bound_ratio\":\"inf\"}}}",
@@ -76,7 +76,7 @@ static void the_file_survives_a_round_trip(void **state) {
     assert_string_equal(b.rows[1].why, "because");
     assert_true(b.rows[2].tensor[DKV_O].rms == 0.9 && b.rows[2].tensor[DKV_DV].there);
     assert_true(isnan(b.rows[2].tensor[DKV_DV].rms) && isinf(b.rows[2].tensor[DKV_DV].ratio));
-    assert_true(b.rows[0].a.unit == 0x1p-24 && b.rows[0].a.key_tile == 64 && b.rows[0].declared);
+    assert_true(b.rows[0].counted && b.rows[0].a.unit == 0x1p-24 && b.rows[0].a.key_tile == 64 && b.rows[0].declared);
     assert_int_equal(dkv_writeAccepted(&b, inDir("b"), &err), 0);
     char *x = readFile(inDir("a"), &n), *y = readFile(inDir("b"), &m);
     assert_true(n == m && memcmp(x, y, n) == 0);
@@ -209,6 +209,14 @@ static void each_change_is_found_alone(void **state) {
     mustTell(&failed, &was, 1u << DKV_CH_BETTER, "was CRASHED and is now PASSED");
     dkv_accepted now = {0};
     addRecord(&now, "shape=3", "PASSED", "ab", 9, PLAIN);
+    now.rows[0].counted = false;
+    now.rows[0].tensor[DKV_DV].there = false;
+    now.rows[0].tensor[DKV_O].rms = 0.8;
+    strcpy(now.rows[0].bits, "aa");
+    mustTell(&was, &now, 1u << DKV_CH_UNSEEN, "launches are not counted any more");
+    now.rows[0].counted = now.rows[0].tensor[DKV_DV].there = true;
+    strcpy(now.rows[0].bits, "ab");
+    now.rows[0].tensor[DKV_O].rms = 9;
     strcpy(now.generator, "2");
     mustTell(&was, &now, 1u << DKV_CH_GENERATOR, "version 2 and was 1");
     strcpy(now.generator, "1");
