@@ -56,7 +56,7 @@ typedef struct contest {
     dkv_inputs in;
     dkv_worker w[2];
     dkv_side side[2];
-    bool open[2];
+    bool open[2], device[2]; /* device: it times itself there, on inputs of the line, warmed up: a median of several runs */
     double time[2][2][ROUNDS_MOST]; /* kernel, direction, round */
     int rounds;
 } contest;
@@ -70,23 +70,27 @@ static int openSides(contest *c, const char *line, const dkv_kernel_spec *const 
     for (int k = 0; k < 2 && !rc; k++) {
         dkv_initWorker(&c->w[k], kernel[k], timeout);
         dkv_outcome o = dkv_startWorker(&c->w[k]);
-        if (o == DKV_W_OK) {
+        c->device[k] = c->w[k].memory == DUALKV_CUDA;
+        if (o == DKV_W_OK && c->device[k]) o = dkv_describeCase(&c->w[k], line, &c->side[k].d);
+        else if (o == DKV_W_OK) {
             o = dkv_openSide(&c->side[k], &c->w[k], &c->p, line, &c->l, &c->in);
             c->open[k] = true;
         }
         if (o != DKV_W_OK) rc = dkv_fail(err, DKV_EHARNESS, "%.100s: %.380s", kernel[k]->text, c->w[k].why);
         else if (c->side[k].d.refused)
             rc = dkv_fail(err, DKV_EREFUSED, "%.100s refuses it: %.380s", kernel[k]->text, c->side[k].d.reason);
+        else if (c->p.grad && !c->side[k].d.has_backward)
+            rc = dkv_fail(err, DKV_EREFUSED, "%.100s has no backward (grad=off times its forward)", kernel[k]->text);
     }
     return rc;
 }
 
-/* One run of a side; `to` NULL: not counted. */
 static int runOnce(contest *c, int k, bool counted, dkv_err *err) {
-    dkv_run run;
-    dkv_outcome o = dkv_runSide(&c->side[k], 0, &run);
+    dkv_run run = {0};
+    int64_t bytes;
+    dkv_outcome o = c->device[k] ? dkv_timeCase(&c->w[k], run.seconds, &bytes) : dkv_runSide(&c->side[k], 0, &run);
     for (int d = 0; d < 2 && o == DKV_W_OK && counted; d++) c->time[k][d][c->rounds] = run.seconds[d];
-    dkv_freeRun(&run);
+    if (!c->device[k]) dkv_freeRun(&run);
     return o == DKV_W_OK ? 0 : dkv_fail(err, DKV_EHARNESS, "%.100s: %.380s", c->w[k].spec.text, c->w[k].why);
 }
 
