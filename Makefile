@@ -148,8 +148,9 @@ test-fuzz: all ## the corpus, a minute of fuzzing, some of the planted faults
 	DUALKV_DATA=data $(B)/dualkv fuzz --kernel emu --time 60s --json $(B)/fuzz.jsonl
 	DUALKV_DATA=data $(B)/dualkv power --kernel emu --faults E5,$(SMOKE_FAULTS) --seeds 1 --no-shrink --no-matrix
 
-test-long: all $(B)/test/verify/test_gate_repo $(B)/test/verify/test_kill ## two hours: 20000 clean cases, 200 reseeded runs of ci, every planted fault for three seeds, 50 kills; resumable; the gate over a repository, on ci
+test-long: all $(B)/test/verify/test_gate_repo $(B)/test/verify/test_kill $(B)/test/verify/test_explain ## two hours: 20000 clean cases, 200 reseeded runs of ci, every planted fault for three seeds, 50 kills; resumable; the gate over a repository, on ci
 	DUALKV_DATA=data fuzz/long.sh $(B)/dualkv $(B)/long
+	DUALKV_EXPLAIN=$(B)/long/diagnose.jsonl DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/verify/test_explain
 	DUALKV_GATE_FULL=1 DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/verify/test_gate_repo
 
 # Where there is a GPU, its kernel beside the emulated one.

@@ -256,6 +256,7 @@ static bool sayOrder(const dkv_inquiry *q, dkv_hypothesis *h) {
     for (int id = 0; id < DKV_N_OUTPUTS; id++) h->tensor_share[id] = q->wrong[id] ? share : NAN;
     h->claimed = true;
     addMember(h, h->name);
+    if (!dkv_isExcluded(q, large ? "Y23" : "H4")) addMember(h, large ? "Y23" : "H4"); /* the catalogue's own */
     return true;
 }
 
@@ -284,7 +285,7 @@ static int guessAll(dkv_inquiry *q, dkv_err *err) {
     if (!rc) rc = dkv_guessSums(q, err);
     if (!rc) rc = dkv_guessPlaces(q, err);
     q->n_made = 2 * MADE_LATER;
-    if (!rc) rc = dkv_guessKeys(q, err);
+    if (!rc) rc = q->model ? dkv_guessKeys(q, err) : dkv_sampleKeys(q, err);
     q->n_made = 0;
     if (!rc) rc = dkv_guessEdits(q, err);
     q->n_made = 3 * MADE_LATER;

@@ -8,6 +8,8 @@
 #include <string.h>
 
 #include "../ref/dtype.h"
+#include "../ref/mask.h"
+#include "../ref/sequence.h"
 #include "hypothes_model.h"
 
 #define RUNS_MAX 96    /* of the kernel */
@@ -26,10 +28,10 @@ static int startProbe(const dkv_inquiry *q, dkv_inputs *in, dkv_err *err) {
 
 /* What ALiBi leaves of a key's weight. */
 static double biasOf(const dkv_model *m, int h, int64_t t, int64_t j) {
+    if (!m->p->alibi) return 1;
     const int32_t seg = m->q_segment[t];
     const dualkv_segment *s = &m->l->view.segments[seg];
     int64_t pos = m->pos[(int64_t)m->pos_at[seg] * m->tk + j];
-    if (!m->p->alibi) return 1;
     if (pos < 0) pos = s->context - (s->k_start - j);
     return exp(-m->l->alibi_slopes[h] * fabs((double)(s->context + (t - s->q_start) - pos)));
 }
@@ -263,5 +265,148 @@ int dkv_guessKeys(dkv_inquiry *q, dkv_err *err) {
         rc = guessCoverage(q, true, given, right, q->coverage[1], sizeof q->coverage[1], err);
     free(given);
     free(right);
+    return rc;
+}
+
+/* ---- large problems: a few rows ---- */
+
+#define SAMPLE 8 /* rows */
+
+typedef struct sample {
+    dkv_model m;          /* of what the words need: tq is the number of rows, k_segment */
+    int64_t row[SAMPLE];  /* packed */
+    int32_t seg[SAMPLE];
+    float *given, *right; /* [hq, SAMPLE, tk] */
+} sample;
+
+/* The first wrong row of each segment, and its last, of O, LSE or dQ. */
+static void chooseRows(const dkv_inquiry *q, sample *x) {
+    const dualkv_problem *v = &q->in->l->view;
+    const int id = q->wrong[DKV_LSE] ? DKV_LSE : q->wrong[DKV_O] ? DKV_O : DKV_DQ;
+    const double *got = q->n[id] ? dkv_outputAt(q->in->got, (dkv_tensor_id)id) : NULL;
+    for (int32_t i = 0; got && i < v->n_segments; i++) {
+        int64_t first = -1, last = -1;
+        for (int64_t t = v->segments[i].q_start; t < v->segments[i].q_start + v->segments[i].q_len; t++) {
+            const int64_t w = q->n[id] / v->tq;
+            bool wrong = false;
+            for (int64_t c = 0; c < w && !wrong; c++) {
+                const int64_t at = id == DKV_LSE ? c * v->tq + t : t * w + c;
+                wrong = !(fabs(got[at] - q->clean[id][at]) <= q->noise[id][at]);
+            }
+            if (wrong && first < 0) first = t;
+            if (wrong) last = t;
+        }
+        for (int k = 0; k < 2 && x->m.tq < SAMPLE; k++)
+            if ((k ? last > first : first >= 0)) {
+                x->seg[x->m.tq] = i;
+                x->row[x->m.tq++] = k ? last : first;
+            }
+    }
+}
+
+/* What the rows must see, from the mask's meaning. */
+static int fillSampleRight(const dkv_inquiry *q, sample *x, dkv_err *err) {
+    const dkv_problem *p = q->in->p;
+    dkv_starts starts = {0};
+    int64_t *keys = malloc((size_t)(dkv_longestSequence(p) + 1) * sizeof *keys);
+    int rc = keys ? dkv_makeStarts(p, &starts, err) : dkv_fail(err, DKV_EHARNESS, "out of memory");
+    for (int64_t s = 0; s < x->m.tq && !rc; s++) {
+        const int64_t n = p->nodes[x->seg[s]].context + p->nodes[x->seg[s]].len;
+        const int64_t r = x->row[s] - q->in->l->view.segments[x->seg[s]].q_start;
+        dkv_fillSequence(p, &starts, x->seg[s], keys);
+        for (int h = 0; h < p->hq; h++)
+            for (int64_t j = 0; j < n; j++) x->right[(h * x->m.tq + s) * x->m.tk + keys[j]] = dkv_maskSees(p, x->seg[s], r, j);
+    }
+    dkv_freeStarts(&starts);
+    free(keys);
+    return rc;
+}
+
+/* Forward: a one-hot V, Dv keys a run. */
+static bool sampleForward(dkv_inquiry *q, sample *x, dkv_inputs *in) {
+    const dkv_problem *p = q->in->p;
+    const int64_t tk = x->m.tk;
+    if ((tk + p->dv - 1) / p->dv > RUNS_MAX) return false;
+    for (int64_t j0 = 0; j0 < tk; j0 += p->dv) {
+        const int64_t end = j0 + p->dv < tk ? j0 + p->dv : tk;
+        memset(in->v, 0, (size_t)(tk * p->hkv * p->dv) * dkv_dtypeSize(p->dtype));
+        for (int64_t j = j0; j < end; j++)
+            for (int k = 0; k < p->hkv; k++) set(q, in->v, (j * p->hkv + k) * p->dv + (j - j0), 1);
+        if (dkv_outOfTime(q) || q->in->probe(q->in->probe_arg, in, &q->work.out)) return false;
+        for (int h = 0; h < p->hq; h++)
+            for (int64_t s = 0; s < x->m.tq; s++)
+                for (int64_t j = j0; j < end; j++)
+                    x->given[(h * x->m.tq + s) * tk + j] = (float)q->work.out.o[(x->row[s] * p->hq + h) * p->dv + (j - j0)];
+    }
+    return true;
+}
+
+/* Backward: a dO that is one-hot in the rows, a column each; one query head of each group a run. */
+static bool sampleBackward(dkv_inquiry *q, sample *x, dkv_inputs *in) {
+    const dkv_problem *p = q->in->p;
+    const int g = p->hq / p->hkv;
+    if (p->dv < x->m.tq) return false;
+    for (int a = 0; a < g; a++) {
+        memset(in->d_o, 0, (size_t)(q->in->l->view.tq * p->hq * p->dv) * dkv_dtypeSize(p->dtype));
+        for (int64_t s = 0; s < x->m.tq; s++)
+            for (int k = 0; k < p->hkv; k++) set(q, in->d_o, (x->row[s] * p->hq + k * g + a) * p->dv + s, 1);
+        if (dkv_outOfTime(q) || q->in->probe(q->in->probe_arg, in, &q->work.out)) return false;
+        for (int k = 0; k < p->hkv; k++)
+            for (int64_t s = 0; s < x->m.tq; s++)
+                for (int64_t j = 0; j < x->m.tk; j++)
+                    x->given[((k * g + a) * x->m.tq + s) * x->m.tk + j] = (float)q->work.out.dv[(j * p->hkv + k) * p->dv + s];
+    }
+    return true;
+}
+
+static void saySample(sample *x, const char *stage, char *out, size_t n) {
+    const bool agree = headsAgree(&x->m, x->given, x->right);
+    size_t at = 0;
+    int said = 0;
+    char words[300] = "";
+    for (int h = 0; h < (agree ? 1 : x->m.p->hq); h++)
+        for (int64_t s = 0; s < x->m.tq; s++) {
+            const int64_t r = x->row[s] - x->m.l->view.segments[x->seg[s]].q_start;
+            pattern one = {.seg = x->seg[s], .r0 = r, .r1 = r};
+            one.d = differRow(&x->m, x->given, x->right, h, s, &one.more);
+            if (one.d.any && said++ < 3) at = sayPattern(&x->m, &one, agree ? -1 : h, words, sizeof words, at);
+        }
+    if (said) snprintf(out, n, "%s, of %d rows asked: %s", stage, (int)x->m.tq, words);
+}
+
+static int askSample(dkv_inquiry *q, sample *x, bool backward, dkv_err *err) {
+    dkv_inputs in = {0};
+    int rc = startProbe(q, &in, err);
+    if (!rc && (backward ? sampleBackward(q, x, &in) : sampleForward(q, x, &in))) {
+        for (int h = 0; h < x->m.p->hq; h++)
+            for (int64_t s = 0; s < x->m.tq; s++) countRow(&x->m, h, s, x->given + (h * x->m.tq + s) * x->m.tk);
+        saySample(x, backward ? "backward" : "forward", q->coverage[backward], sizeof q->coverage[0]);
+    }
+    dkv_freeInputs(&in);
+    return rc;
+}
+
+int dkv_sampleKeys(dkv_inquiry *q, dkv_err *err) {
+    const dkv_problem *p = q->in->p;
+    const dualkv_problem *v = &q->in->l->view;
+    const bool forward = q->wrong[DKV_O] || q->wrong[DKV_LSE];
+    const bool backward = p->grad && (q->wrong[DKV_DQ] || q->wrong[DKV_DK] || q->wrong[DKV_DV]);
+    sample x = {.m = {.p = p, .l = q->in->l, .tk = v->tk}};
+    if (q->model || !q->in->probe || p->alibi || !q->n[DKV_O] || !v->tk || (!forward && !backward)) return 0;
+    chooseRows(q, &x);
+    if (!x.m.tq) return 0;
+    const size_t n = (size_t)(p->hq * x.m.tq * v->tk);
+    x.given = calloc(n, sizeof *x.given);
+    x.right = calloc(n, sizeof *x.right);
+    x.m.k_segment = calloc((size_t)v->tk, sizeof *x.m.k_segment);
+    int rc = x.given && x.right && x.m.k_segment ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory");
+    for (int32_t i = 0; i < v->n_segments && !rc; i++)
+        for (int64_t j = 0; j < v->segments[i].k_len; j++) x.m.k_segment[v->segments[i].k_start + j] = i;
+    if (!rc) rc = fillSampleRight(q, &x, err);
+    if (!rc && forward) rc = askSample(q, &x, false, err);
+    if (!rc && backward) rc = askSample(q, &x, true, err);
+    free(x.given);
+    free(x.right);
+    free(x.m.k_segment);
     return rc;
 }

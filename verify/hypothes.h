@@ -99,6 +99,8 @@ int dkv_guessEdits(dkv_inquiry *q, dkv_err *err);
 
 /* explain_probe.c */
 int dkv_guessKeys(dkv_inquiry *q, dkv_err *err);
+/* Where there is no model: what a few rows see, for the evidence. */
+int dkv_sampleKeys(dkv_inquiry *q, dkv_err *err);
 
 /* hypothes_fit.c */
 int dkv_guessFactors(dkv_inquiry *q, dkv_err *err);
