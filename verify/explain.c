@@ -9,25 +9,28 @@
 #include "../ref/dtype.h"
 #include "hypothes.h"
 
-#define BEST         3    /* guesses of a stage that are paired */
-#define SECOND_FROM  0.5  /* a first step that explains less is no first step */
+#define BEST 3            /* guesses of a stage that are paired */
+#define SECOND_FROM 0.5   /* a first step that explains less is no first step */
 #define LEAST_MARGIN 0.02 /* of the key, between the first class and the second */
-#define LEAST_BITS   16.0 /* information that tells some hundreds of hypotheses apart, with room */
-#define BITS_EACH    12.0 /* more for each number fitted and each further hypothesis */
-#define LEAST_BAD    4    /* wrong elements, and as many for each number fitted */
-#define CLASSES_MAX  32
-#define ALIKE_KEYS   0.01 /* keys nearer than this are ordered by what is simpler */
+#define LEAST_BITS 16.0   /* information that tells some hundreds of hypotheses apart, with room */
+#define BITS_EACH 12.0    /* more for each number fitted and each further hypothesis */
+#define LEAST_BAD 4       /* wrong elements, and as many for each number fitted */
+#define CLASSES_MAX 32
+#define ALIKE_KEYS 0.01    /* keys nearer than this are ordered by what is simpler */
 #define EMULATED_FLOPS 1e8 /* most that are emulated, for each second that there is */
-#define CATALOGUE    100  /* emulations */
-#define MADE_LATER   100000
+#define CATALOGUE 100      /* emulations */
+#define MADE_LATER 100000
 
 static int compareKeys(const void *x, const void *y) {
     const dkv_guess *a = x, *b = y;
-    const double ka = floor(a->key / ALIKE_KEYS) + 0.1 * a->parameters, kb = floor(b->key / ALIKE_KEYS) + 0.1 * b->parameters;
+    const double ka = floor(a->key / ALIKE_KEYS) + 0.1 * a->parameters,
+                 kb = floor(b->key / ALIKE_KEYS) + 0.1 * b->parameters;
     return ka < kb ? -1 : ka > kb ? 1 : a->order - b->order;
 }
 
-static void sortGuesses(dkv_inquiry *q) { qsort(q->guess, (size_t)q->n_guesses, sizeof *q->guess, compareKeys); }
+static void sortGuesses(dkv_inquiry *q) {
+    qsort(q->guess, (size_t)q->n_guesses, sizeof *q->guess, compareKeys);
+}
 
 /* ---- two hypotheses ---- */
 
@@ -47,7 +50,8 @@ static double leftOf(const dkv_inquiry *q, const dkv_guess *g, int32_t parts) {
 static double rankOf(const dkv_inquiry *q, const dkv_guess *g, int32_t parts) {
     double fine = 0;
     for (int id = 0; id < DKV_N_OUTPUTS; id++) fine += parts >> id & 1 ? g->fine[id] : 0;
-    return leftOf(q, g, parts) + 1e-2 * fine + 1e-3 * g->parameters + 1e-4 * __builtin_popcount((unsigned)(g->mask & ~parts)) * (g->parameters > 0);
+    return leftOf(q, g, parts) + 1e-2 * fine + 1e-3 * g->parameters +
+           1e-4 * __builtin_popcount((unsigned)(g->mask & ~parts)) * (g->parameters > 0);
 }
 
 static void bestOf(const dkv_inquiry *q, int32_t parts, int best[BEST]) {
@@ -93,8 +97,8 @@ static int addPair(dkv_inquiry *q, int a, int32_t of_a, int b, int32_t of_b, dou
     return 0;
 }
 
-/* One hypothesis for forward, another for backward: backward was judged by the kernel's own O and LSE, so they are
- * independent. */
+/* One hypothesis for forward, another for backward: backward was judged by the kernel's own O and LSE, so
+ * they are independent. */
 static int pairStages(dkv_inquiry *q, double single, dkv_err *err) {
     int f[BEST], b[BEST], rc = 0;
     if (!(q->wrong[DKV_O] || q->wrong[DKV_LSE])) return 0;
@@ -152,16 +156,19 @@ static void describe(const dkv_inquiry *q, const dkv_guess *g, dkv_hypothesis *h
     h->parameters = g->parameters;
     h->exact = g->exact;
     memcpy(h->value, g->value, sizeof h->value);
-    at = (size_t)snprintf(h->sentence, sizeof h->sentence, "%s (%.0f %% of the error", g->doc, floor(100 * g->share));
+    at = (size_t)snprintf(h->sentence, sizeof h->sentence, "%s (%.0f %% of the error", g->doc,
+                          floor(100 * g->share));
     for (int id = 0, n = 0; id < DKV_N_OUTPUTS; id++) {
         h->tensor_share[id] = q->wrong[id] ? fmax(0, 1 - g->left[id]) : NAN;
         if (!q->wrong[id]) continue;
         h->stage |= DKV_FORWARD_PARTS >> id & 1 ? DKV_FORWARD_ONLY : DKV_BACKWARD_ONLY;
         if (at < sizeof h->sentence)
-            at += (size_t)snprintf(h->sentence + at, sizeof h->sentence - at, "%s%s %.0f %%", n++ ? ", " : ": ",
-                                   dkv_tensorName((dkv_tensor_id)id), floor(100 * h->tensor_share[id]));
+            at += (size_t)snprintf(h->sentence + at, sizeof h->sentence - at, "%s%s %.0f %%",
+                                   n++ ? ", " : ": ", dkv_tensorName((dkv_tensor_id)id),
+                                   floor(100 * h->tensor_share[id]));
     }
-    if (at < sizeof h->sentence) snprintf(h->sentence + at, sizeof h->sentence - at, "%s)", g->exact ? ", to the last bit" : "");
+    if (at < sizeof h->sentence)
+        snprintf(h->sentence + at, sizeof h->sentence - at, "%s)", g->exact ? ", to the last bit" : "");
 }
 
 static void addMember(dkv_hypothesis *h, const char *name) {
@@ -195,7 +202,9 @@ static bool isClaimed(const dkv_inquiry *q, const int first[], int n, char *why,
     why[0] = 0;
     if (!a || a->share < DKV_EXPLAIN_CLAIM) {
         snprintf(why, size, "no hypothesis explains %.0f %% of the error%s", 100 * DKV_EXPLAIN_CLAIM,
-                 q->catalogue && q->model ? "" : "; the line is too large for most of them, a smaller one would tell more");
+                 q->catalogue && q->model
+                     ? ""
+                     : "; the line is too large for most of them, a smaller one would tell more");
         return false;
     }
     if (!isTelling(q, a, why, size)) return false;
@@ -219,8 +228,8 @@ static void sayUnknown(const dkv_inquiry *q, const char *why, dkv_hypothesis *ou
 
 /* ---- from run to run ---- */
 
-/* Wrong elements that another run on the same inputs has otherwise; *all: elements of any kind that differ; *large: by more
- * than rounding. */
+/* Wrong elements that another run on the same inputs has otherwise; *all: elements of any kind that differ;
+ * *large: by more than rounding. */
 static double changingShare(const dkv_inquiry *q, int64_t *all, bool *large) {
     int64_t wrong = 0, changing = 0;
     *all = 0;
@@ -230,7 +239,8 @@ static double changingShare(const dkv_inquiry *q, int64_t *all, bool *large) {
         const double *got = q->n[id] ? dkv_outputAt(q->in->got, (dkv_tensor_id)id) : NULL;
         for (int64_t i = 0; again && i < q->n[id]; i++) {
             const bool differs = got[i] != again[i] && !(isnan(got[i]) && isnan(again[i]));
-            const bool bad = q->wrong[id] && !(fabs(got[i] - q->clean[id][i]) <= (q->gross ? q->noise[id][i] : 0));
+            const bool bad = q->wrong[id] &&
+                             !(fabs(got[i] - q->clean[id][i]) <= (q->gross ? q->noise[id][i] : 0));
             *all += differs;
             *large |= differs && !(fabs(got[i] - again[i]) <= 2 * q->noise[id][i]);
             wrong += bad;
@@ -240,7 +250,8 @@ static double changingShare(const dkv_inquiry *q, int64_t *all, bool *large) {
     return wrong ? (double)changing / (double)wrong : 0;
 }
 
-/* Results that change are a cause of their own: where nothing else is wrong, or where what is wrong changes. */
+/* Results that change are a cause of their own: where nothing else is wrong, or where what is wrong changes.
+ */
 static bool sayOrder(const dkv_inquiry *q, dkv_hypothesis *h) {
     int64_t changing;
     bool large;
@@ -249,14 +260,17 @@ static bool sayOrder(const dkv_inquiry *q, dkv_hypothesis *h) {
     memset(h, 0, sizeof *h);
     snprintf(h->family, sizeof h->family, "order");
     snprintf(h->name, sizeof h->name, "run to run");
-    snprintf(h->sentence, sizeof h->sentence, large ? "a race or a lost update: the results change from run to run by more than rounding (%lld elements)"
-                                                         : "the order of sums changes from run to run (%lld elements)",
+    snprintf(h->sentence, sizeof h->sentence,
+             large ? "a race or a lost update: the results change from run to run by more than rounding "
+                     "(%lld elements)"
+                   : "the order of sums changes from run to run (%lld elements)",
              (long long)changing);
     h->share = q->n_wrong ? share : 1;
     for (int id = 0; id < DKV_N_OUTPUTS; id++) h->tensor_share[id] = q->wrong[id] ? share : NAN;
     h->claimed = true;
     addMember(h, h->name);
-    if (!dkv_isExcluded(q, large ? "Y23" : "H4")) addMember(h, large ? "Y23" : "H4"); /* the catalogue's own */
+    if (!dkv_isExcluded(q, large ? "Y23" : "H4"))
+        addMember(h, large ? "Y23" : "H4"); /* the catalogue's own */
     return true;
 }
 
@@ -280,7 +294,8 @@ static int guessAll(dkv_inquiry *q, dkv_err *err) {
     sortGuesses(q);
     if (rc || (q->n_guesses && q->guess[0].exact)) return rc; /* to the last bit */
     rc = dkv_openModel(q, err);
-    q->n_made = MADE_LATER; /* of those that are alike, edits are named before numbers, and numbers before lists of keys */
+    q->n_made = MADE_LATER; /* of those that are alike, edits are named before numbers, and numbers before
+                               lists of keys */
     if (!rc) rc = dkv_guessFactors(q, err);
     if (!rc) rc = dkv_guessSums(q, err);
     if (!rc) rc = dkv_guessPlaces(q, err);

@@ -1,6 +1,7 @@
-/* Which keys does each row see? Asked of the kernel itself: with Q = K = 0 all scores are equal, and a V (or dO) that is
- * one-hot by key (or row) lays the weights open, Dv of them a run: O_ic = P_ij, and dV_jc = P_ij. What is found is a
- * hypothesis as any other: the model with these keys must explain the error on the case's own inputs. */
+/* Which keys does each row see? Asked of the kernel itself: with Q = K = 0 all scores are equal, and a V (or
+ * dO) that is one-hot by key (or row) lays the weights open, Dv of them a run: O_ic = P_ij, and dV_jc = P_ij.
+ * What is found is a hypothesis as any other: the model with these keys must explain the error on the case's
+ * own inputs. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,8 +13,8 @@
 #include "../ref/sequence.h"
 #include "hypothes_model.h"
 
-#define RUNS_MAX 96    /* of the kernel */
-#define FAINT    1e-3  /* of a row's largest weight: less is none, and ALiBi may hide it */
+#define RUNS_MAX 96 /* of the kernel */
+#define FAINT 1e-3  /* of a row's largest weight: less is none, and ALiBi may hide it */
 
 static void set(const dkv_inquiry *q, void *x, int64_t i, double value) {
     dkv_encodeArray(&value, q->in->p->dtype, 1, (char *)x + (size_t)i * dkv_dtypeSize(q->in->p->dtype));
@@ -74,7 +75,8 @@ static int askForward(dkv_inquiry *q, float *given, dkv_err *err) {
         for (int h = 0; h < p->hq && !rc; h++)
             for (int64_t t = 0; t < m->tq; t++)
                 for (int64_t j = j0; j < m->tk && j < j0 + p->dv; j++)
-                    given[(h * m->tq + t) * m->tk + j] = (float)q->work.out.o[(t * p->hq + h) * p->dv + (j - j0)];
+                    given[(h * m->tq + t) * m->tk + j] =
+                        (float)q->work.out.o[(t * p->hq + h) * p->dv + (j - j0)];
     }
     dkv_freeInputs(&in);
     return rc;
@@ -91,13 +93,15 @@ static int askBackward(dkv_inquiry *q, float *given, dkv_err *err) {
         for (int64_t t0 = 0; t0 < m->tq && !rc; t0 += p->dv) {
             memset(in.d_o, 0, (size_t)(m->tq * p->hq * p->dv) * dkv_dtypeSize(p->dtype));
             for (int64_t t = t0; t < m->tq && t < t0 + p->dv; t++)
-                for (int k = 0; k < p->hkv; k++) set(q, in.d_o, (t * p->hq + k * g + x) * p->dv + (t - t0), 1);
+                for (int k = 0; k < p->hkv; k++)
+                    set(q, in.d_o, (t * p->hq + k * g + x) * p->dv + (t - t0), 1);
             if (dkv_outOfTime(q) || q->in->probe(q->in->probe_arg, &in, &q->work.out)) rc = DKV_REFUSED;
             for (int k = 0; k < p->hkv && !rc; k++)
                 for (int64_t t = t0; t < m->tq && t < t0 + p->dv; t++)
                     for (int64_t j = 0; j < m->tk; j++) {
                         const int h = k * g + x;
-                        given[(h * m->tq + t) * m->tk + j] = (float)q->work.out.dv[(j * p->hkv + k) * p->dv + (t - t0)];
+                        given[(h * m->tq + t) * m->tk + j] =
+                            (float)q->work.out.dv[(j * p->hkv + k) * p->dv + (t - t0)];
                     }
         }
     dkv_freeInputs(&in);
@@ -113,7 +117,8 @@ static void nameSegment(const dkv_model *m, int32_t seg, char *out, size_t n) {
     else snprintf(out, n, "the prompt");
 }
 
-typedef struct difference { /* of one row: a run of keys of one segment, all missing, seen or counted too often */
+typedef struct difference { /* of one row: a run of keys of one segment, all missing, seen or counted too
+                               often */
     int32_t seg;
     int64_t first, last; /* keys within the segment */
     int kind;            /* -1 misses, 1 sees, 2 counts twice */
@@ -121,7 +126,8 @@ typedef struct difference { /* of one row: a run of keys of one segment, all mis
 } difference;
 
 /* The first run of keys of a row that are not as they must be. *more: further ones. */
-static difference differRow(const dkv_model *m, const float *given, const float *right, int h, int64_t t, bool *more) {
+static difference differRow(const dkv_model *m, const float *given, const float *right, int h, int64_t t,
+                            bool *more) {
     const int64_t at = (h * m->tq + t) * m->tk;
     difference d = {.any = false};
     *more = false;
@@ -139,7 +145,8 @@ static difference differRow(const dkv_model *m, const float *given, const float 
 
 /* Does b follow a so many rows on, its first and last key moving with the row or not? */
 static bool follows(const difference *a, const difference *b, int64_t first, int64_t last) {
-    return b->any && a->seg == b->seg && a->kind == b->kind && a->first + first == b->first && a->last + last == b->last;
+    return b->any && a->seg == b->seg && a->kind == b->kind && a->first + first == b->first &&
+           a->last + last == b->last;
 }
 
 typedef struct pattern { /* rows [r0, r1] of a segment */
@@ -169,7 +176,10 @@ static size_t sayPattern(const dkv_model *m, const pattern *x, int h, char *out,
     if (one) at = add(out, n, at, "row %lld of %s", (long long)x->r0, who);
     else at = add(out, n, at, "rows %lld to %lld of %s", (long long)x->r0, (long long)x->r1, who);
     if (h >= 0) at = add(out, n, at, ", head %d,", h);
-    at = add(out, n, at, " %s%s", verb[x->d.kind + 1], !one || x->d.kind == 2 ? "" : x->d.kind == -1 ? "es" : "s");
+    at = add(out, n, at, " %s%s", verb[x->d.kind + 1],
+             !one || x->d.kind == 2 ? ""
+             : x->d.kind == -1      ? "es"
+                                    : "s");
     if (x->d.first == x->d.last) at = add(out, n, at, " key %lld of %s", (long long)x->d.first, of);
     else at = add(out, n, at, " keys %lld to %lld of %s", (long long)x->d.first, (long long)x->d.last, of);
     if (x->first_moves && x->last_moves) at = add(out, n, at, " and so on, a key further each row");
@@ -179,7 +189,8 @@ static size_t sayPattern(const dkv_model *m, const pattern *x, int h, char *out,
 }
 
 /* The longest run of rows from r on whose differences follow one pattern. */
-static pattern findPattern(const dkv_model *m, const float *given, const float *right, int h, int32_t seg, int64_t r) {
+static pattern findPattern(const dkv_model *m, const float *given, const float *right, int h, int32_t seg,
+                           int64_t r) {
     const dualkv_segment *s = &m->l->view.segments[seg];
     pattern best = {.seg = seg, .r0 = r, .r1 = r};
     best.d = differRow(m, given, right, h, s->q_start + r, &best.more);
@@ -230,10 +241,12 @@ static void fillRight(const dkv_model *m, float *right) {
     const dualkv_problem *v = &m->l->view;
     for (int h = 0; h < v->hq; h++)
         for (int64_t t = 0; t < m->tq; t++)
-            for (int64_t j = 0; j < m->tk; j++) right[(h * m->tq + t) * m->tk + j] = (float)dkv_modelSees(m, t, j);
+            for (int64_t j = 0; j < m->tk; j++)
+                right[(h * m->tq + t) * m->tk + j] = (float)dkv_modelSees(m, t, j);
 }
 
-static int guessCoverage(dkv_inquiry *q, bool backward, float *given, const float *right, char *said, size_t n, dkv_err *err) {
+static int guessCoverage(dkv_inquiry *q, bool backward, float *given, const float *right, char *said,
+                         size_t n, dkv_err *err) {
     dkv_model *m = q->model;
     char doc[300];
     int rc = backward ? askBackward(q, given, err) : askForward(q, given, err);
@@ -242,8 +255,12 @@ static int guessCoverage(dkv_inquiry *q, bool backward, float *given, const floa
     if (!describeCoverage(m, given, right, doc, sizeof doc)) return 0;
     snprintf(said, n, "%s: %s", backward ? "backward" : "forward", doc);
     m->given = given;
-    rc = dkv_tryEdit(q, &(dkv_edit){.family = "visible", .name = backward ? "keys that backward counts" : "keys that forward counts",
-                                    .doc = doc, .keys = DKV_KEYS_GIVEN}, err);
+    rc = dkv_tryEdit(q,
+                     &(dkv_edit){.family = "visible",
+                                 .name = backward ? "keys that backward counts" : "keys that forward counts",
+                                 .doc = doc,
+                                 .keys = DKV_KEYS_GIVEN},
+                     err);
     m->given = NULL;
     return rc;
 }
@@ -254,7 +271,8 @@ int dkv_guessKeys(dkv_inquiry *q, dkv_err *err) {
     const bool forward = q->wrong[DKV_O] || q->wrong[DKV_LSE];
     const bool backward = p->grad && (q->wrong[DKV_DQ] || q->wrong[DKV_DK] || q->wrong[DKV_DV]);
     if (!m || !q->in->probe || !q->in->got->o || !q->in->got->lse || (!forward && !backward)) return 0;
-    const int64_t runs_forward = (m->tk + p->dv - 1) / p->dv, runs_backward = (m->tq + p->dv - 1) / p->dv * (p->hq / p->hkv);
+    const int64_t runs_forward = (m->tk + p->dv - 1) / p->dv,
+                  runs_backward = (m->tq + p->dv - 1) / p->dv * (p->hq / p->hkv);
     const size_t pairs = (size_t)(p->hq * m->tq * m->tk);
     float *given = calloc(pairs, sizeof *given), *right = calloc(pairs, sizeof *right);
     int rc = given && right ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory");
@@ -273,8 +291,8 @@ int dkv_guessKeys(dkv_inquiry *q, dkv_err *err) {
 #define SAMPLE 8 /* rows */
 
 typedef struct sample {
-    dkv_model m;          /* of what the words need: tq is the number of rows, k_segment */
-    int64_t row[SAMPLE];  /* packed */
+    dkv_model m;         /* of what the words need: tq is the number of rows, k_segment */
+    int64_t row[SAMPLE]; /* packed */
     int32_t seg[SAMPLE];
     float *given, *right; /* [hq, SAMPLE, tk] */
 } sample;
@@ -315,7 +333,8 @@ static int fillSampleRight(const dkv_inquiry *q, sample *x, dkv_err *err) {
         const int64_t r = x->row[s] - q->in->l->view.segments[x->seg[s]].q_start;
         dkv_fillSequence(p, &starts, x->seg[s], keys);
         for (int h = 0; h < p->hq; h++)
-            for (int64_t j = 0; j < n; j++) x->right[(h * x->m.tq + s) * x->m.tk + keys[j]] = dkv_maskSees(p, x->seg[s], r, j);
+            for (int64_t j = 0; j < n; j++)
+                x->right[(h * x->m.tq + s) * x->m.tk + keys[j]] = dkv_maskSees(p, x->seg[s], r, j);
     }
     dkv_freeStarts(&starts);
     free(keys);
@@ -336,7 +355,8 @@ static bool sampleForward(dkv_inquiry *q, sample *x, dkv_inputs *in) {
         for (int h = 0; h < p->hq; h++)
             for (int64_t s = 0; s < x->m.tq; s++)
                 for (int64_t j = j0; j < end; j++)
-                    x->given[(h * x->m.tq + s) * tk + j] = (float)q->work.out.o[(x->row[s] * p->hq + h) * p->dv + (j - j0)];
+                    x->given[(h * x->m.tq + s) * tk + j] =
+                        (float)q->work.out.o[(x->row[s] * p->hq + h) * p->dv + (j - j0)];
     }
     return true;
 }
@@ -354,7 +374,8 @@ static bool sampleBackward(dkv_inquiry *q, sample *x, dkv_inputs *in) {
         for (int k = 0; k < p->hkv; k++)
             for (int64_t s = 0; s < x->m.tq; s++)
                 for (int64_t j = 0; j < x->m.tk; j++)
-                    x->given[((k * g + a) * x->m.tq + s) * x->m.tk + j] = (float)q->work.out.dv[(j * p->hkv + k) * p->dv + s];
+                    x->given[((k * g + a) * x->m.tq + s) * x->m.tk + j] =
+                        (float)q->work.out.dv[(j * p->hkv + k) * p->dv + s];
     }
     return true;
 }
@@ -369,7 +390,8 @@ static void saySample(sample *x, const char *stage, char *out, size_t n) {
             const int64_t r = x->row[s] - x->m.l->view.segments[x->seg[s]].q_start;
             pattern one = {.seg = x->seg[s], .r0 = r, .r1 = r};
             one.d = differRow(&x->m, x->given, x->right, h, s, &one.more);
-            if (one.d.any && said++ < 3) at = sayPattern(&x->m, &one, agree ? -1 : h, words, sizeof words, at);
+            if (one.d.any && said++ < 3)
+                at = sayPattern(&x->m, &one, agree ? -1 : h, words, sizeof words, at);
         }
     if (said) snprintf(out, n, "%s, of %d rows asked: %s", stage, (int)x->m.tq, words);
 }
@@ -379,7 +401,8 @@ static int askSample(dkv_inquiry *q, sample *x, bool backward, dkv_err *err) {
     int rc = startProbe(q, &in, err);
     if (!rc && (backward ? sampleBackward(q, x, &in) : sampleForward(q, x, &in))) {
         for (int h = 0; h < x->m.p->hq; h++)
-            for (int64_t s = 0; s < x->m.tq; s++) countRow(&x->m, h, s, x->given + (h * x->m.tq + s) * x->m.tk);
+            for (int64_t s = 0; s < x->m.tq; s++)
+                countRow(&x->m, h, s, x->given + (h * x->m.tq + s) * x->m.tk);
         saySample(x, backward ? "backward" : "forward", q->coverage[backward], sizeof q->coverage[0]);
     }
     dkv_freeInputs(&in);

@@ -8,12 +8,12 @@
 #include "../ref/dtype.h"
 #include "hypothes.h"
 
-#define KEEP_BYTES   ((int64_t)128 << 20) /* of predictions kept */
-#define GROSS        3.0                  /* bounds: an error beyond this is no matter of rounding */
-#define SIGMA_SHARE  (1.0 / 8)            /* of the bound, where there is no twin */
-#define NEAR         0.05                 /* predictions nearer than this part of the error are the same */
-#define ALIKE        0.01                 /* of the wrong elements may differ between the same */
-#define FINE_WEIGHT  0.2                  /* of the logarithmic measure in the key */
+#define KEEP_BYTES ((int64_t)128 << 20) /* of predictions kept */
+#define GROSS 3.0                       /* bounds: an error beyond this is no matter of rounding */
+#define SIGMA_SHARE (1.0 / 8)           /* of the bound, where there is no twin */
+#define NEAR 0.05                       /* predictions nearer than this part of the error are the same */
+#define ALIKE 0.01                      /* of the wrong elements may differ between the same */
+#define FINE_WEIGHT 0.2                 /* of the logarithmic measure in the key */
 
 static double now(void) {
     struct timespec t;
@@ -40,15 +40,20 @@ static double roundoffOf(const dkv_inquiry *q, int id) {
     return dkv_unitRoundoff(id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : (int32_t)q->in->p->dtype);
 }
 
-/* The bound was made for the truth; where what is right given the kernel's own O and LSE is larger, so is its rounding. */
+/* The bound was made for the truth; where what is right given the kernel's own O and LSE is larger, so is its
+ * rounding. */
 static void fillNoise(dkv_inquiry *q, int id) {
     const dkv_oracle *o = q->in->oracle;
-    const double *bound = dkv_outputAt(&o->bound, (dkv_tensor_id)id), *truth = dkv_outputAt(&o->truth, (dkv_tensor_id)id);
+    const double *bound = dkv_outputAt(&o->bound, (dkv_tensor_id)id),
+                 *truth = dkv_outputAt(&o->truth, (dkv_tensor_id)id);
     const double *sigma2 = o->has_twin[id] ? dkv_outputAt(&o->sigma2, (dkv_tensor_id)id) : NULL;
-    const double unit = roundoffOf(q, id), least = dkv_underflow(id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : (int32_t)q->in->p->dtype);
+    const double unit = roundoffOf(q, id),
+                 least = dkv_underflow(id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32
+                                                                        : (int32_t)q->in->p->dtype);
     for (int64_t i = 0; i < q->n[id]; i++) {
         const double clean = fabs(q->clean[id][i]), grown = clean - fabs(truth[i]);
-        double n = bound[i] == DKV_UNCLAIMED || !isfinite(bound[i]) ? INFINITY : bound[i] + 2 * unit * fabs(truth[i]);
+        double n = bound[i] == DKV_UNCLAIMED || !isfinite(bound[i]) ? INFINITY
+                                                                    : bound[i] + 2 * unit * fabs(truth[i]);
         if (isnan(truth[i])) n = INFINITY;
         if (isfinite(n) && grown > 0 && isfinite(grown)) n += 8 * unit * grown;
         q->noise[id][i] = n;
@@ -66,12 +71,15 @@ int dkv_openInquiry(dkv_inquiry *q, const dkv_explain_in *in, dkv_err *err) {
     q->seconds = in->seconds > 0 ? in->seconds : 10;
     dkv_countOutputs(in->l, n);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
-        if (!n[id] || !dkv_outputAt(in->got, (dkv_tensor_id)id) || !dkv_outputAt(&in->oracle->truth, (dkv_tensor_id)id)) continue;
+        if (!n[id] || !dkv_outputAt(in->got, (dkv_tensor_id)id) ||
+            !dkv_outputAt(&in->oracle->truth, (dkv_tensor_id)id))
+            continue;
         q->n[id] = n[id];
         q->clean[id] = calloc((size_t)n[id], sizeof(double));
         q->noise[id] = calloc((size_t)n[id], sizeof(double));
         q->sigma[id] = calloc((size_t)n[id], sizeof(double));
-        if (!q->clean[id] || !q->noise[id] || !q->sigma[id]) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+        if (!q->clean[id] || !q->noise[id] || !q->sigma[id])
+            return dkv_fail(err, DKV_EHARNESS, "out of memory");
     }
     return dkv_allocOutputs(in->l, &q->work.out, err);
 }
@@ -99,7 +107,9 @@ static inline double bitsOf(double e, double n) {
     return ratio < 2 ? (ratio > 1) : ratio < 0x1p20 ? log2(ratio) : 20;
 }
 
-static inline double logOf(double x, double s) { return isfinite(x) ? log1p(x / s * (x / s)) : log1p(0x1p60); }
+static inline double logOf(double x, double s) {
+    return isfinite(x) ? log1p(x / s * (x / s)) : log1p(0x1p60);
+}
 
 /* What is left of an element's error e where r remains. */
 static inline double leftGross(double e, double r, double n) {
@@ -153,7 +163,8 @@ static void weighTensor(dkv_inquiry *q, int id) {
 /* Fine errors of a kernel that is not this emulation: those of the twin decide. */
 static bool wrongFine(const dkv_inquiry *q, int id) {
     const dkv_oracle *o = q->in->oracle;
-    const double *got = dkv_outputAt(q->in->got, (dkv_tensor_id)id), *twin = dkv_outputAt(&o->twin, (dkv_tensor_id)id);
+    const double *got = dkv_outputAt(q->in->got, (dkv_tensor_id)id),
+                 *twin = dkv_outputAt(&o->twin, (dkv_tensor_id)id);
     double sum = 0;
     int64_t n = 0;
     if (q->exactlike) return q->bad[id] > 0;
@@ -211,11 +222,13 @@ static void scoreTensor(const dkv_inquiry *q, int id, const double *pred, dkv_gu
     } else {
         const double more = q->gross ? left : left > q->whole[id] ? left - q->whole[id] : 0;
         g->left[id] = more / (more + 1);
-        g->fine[id] = fine > q->whole_fine[id] ? (fine - q->whole_fine[id]) / (fine - q->whole_fine[id] + 1) : 0;
+        g->fine[id] = fine > q->whole_fine[id] ? (fine - q->whole_fine[id]) / (fine - q->whole_fine[id] + 1)
+                                               : 0;
     }
 }
 
-/* The same place? How many bytes depends on the poison that lay there: "40 bytes after O, the first 0 bytes from its end". */
+/* The same place? How many bytes depends on the poison that lay there: "40 bytes after O, the first 0 bytes
+ * from its end". */
 static bool samePlace(int64_t a, const char *where_a, int64_t b, const char *where_b) {
     const char *x = strchr(where_a, ' '), *y = strchr(where_b, ' ');
     if (!a || !b) return !a && !b;

@@ -1,5 +1,6 @@
-/* The wrong decisions that the model is asked about, a row each. An edit is tried in the stages where something is wrong,
- * for all tensors of a stage and for some of them: a mask may be right in one loop of a kernel and wrong in another. */
+/* The wrong decisions that the model is asked about, a row each. An edit is tried in the stages where
+ * something is wrong, for all tensors of a stage and for some of them: a mask may be right in one loop of a
+ * kernel and wrong in another. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,11 +9,12 @@
 #include "hypothes_model.h"
 
 static const dkv_edit edits[] = {
-#define KEYS(name_, doc_, ...) {.family = "visible", .name = name_, .doc = doc_, __VA_ARGS__}
-#define EACH(name_, doc_, ...)                                                                                  \
-    KEYS(name_, doc_, __VA_ARGS__),                                                                             \
-    KEYS(name_ " (prompts)", doc_ ", in prompts alone", .rows = DKV_ROWS_PROMPT, __VA_ARGS__),                  \
-    KEYS(name_ " (responses)", doc_ ", in responses alone", .rows = DKV_ROWS_RESPONSE, __VA_ARGS__)
+#define KEYS(name_, doc_, ...)                                                                               \
+    { .family = "visible", .name = name_, .doc = doc_, __VA_ARGS__ }
+#define EACH(name_, doc_, ...)                                                                               \
+    KEYS(name_, doc_, __VA_ARGS__),                                                                          \
+        KEYS(name_ " (prompts)", doc_ ", in prompts alone", .rows = DKV_ROWS_PROMPT, __VA_ARGS__),           \
+        KEYS(name_ " (responses)", doc_ ", in responses alone", .rows = DKV_ROWS_RESPONSE, __VA_ARGS__)
     EACH("one key ahead", "a row sees one key of the future", .keys = DKV_KEYS_SHIFT, .by = 1),
     EACH("not itself", "a row does not see itself", .keys = DKV_KEYS_SHIFT, .by = -1),
     EACH("two keys ahead", "a row sees two keys of the future", .keys = DKV_KEYS_SHIFT, .by = 2),
@@ -29,22 +31,32 @@ static const dkv_edit edits[] = {
     KEYS("no prefix", "responses do not see their ancestors", .keys = DKV_KEYS_NO_PREFIX),
     KEYS("no own keys", "responses see their ancestors alone", .keys = DKV_KEYS_NO_OWN),
     KEYS("parent alone", "ancestors above the parent are not seen", .keys = DKV_KEYS_PARENT),
-    KEYS("own limit without context", "own region: the causal limit leaves out the context", .keys = DKV_KEYS_LOCAL),
+    KEYS("own limit without context", "own region: the causal limit leaves out the context",
+         .keys = DKV_KEYS_LOCAL),
     KEYS("diagonal on the prefix", "the causal limit is applied to the prefix by the row's number",
          .keys = DKV_KEYS_PREFIX_DIAGONAL),
     KEYS("earlier siblings seen", "a response sees the responses before it", .keys = DKV_KEYS_SIBLINGS),
     KEYS("neighbour seen", "a response sees the segment before it", .keys = DKV_KEYS_NEIGHBOUR),
     KEYS("later segments seen", "a row sees the segments behind its own", .keys = DKV_KEYS_LATER),
     KEYS("context limit ignored", "a context limit is ignored", .keys = DKV_KEYS_UNLIMITED),
-    KEYS("one row beyond the prefix", "the row behind an ancestor's last is seen", .keys = DKV_KEYS_ONE_BEYOND),
+    KEYS("one row beyond the prefix", "the row behind an ancestor's last is seen",
+         .keys = DKV_KEYS_ONE_BEYOND),
     KEYS("prefix twice", "ancestors' keys count twice", .keys = DKV_KEYS_TWICE),
-#define TILES(n)                                                                                                \
-    KEYS("partial tile of " #n " lost", "a last, partial tile of " #n " keys is lost", .keys = DKV_KEYS_TAIL, .by = n), \
-    KEYS("last tile of " #n " lost", "the last tile of " #n " keys is lost", .keys = DKV_KEYS_LAST_TILE, .by = n),      \
-    KEYS("first tile of " #n " lost", "the first tile of " #n " keys is lost", .keys = DKV_KEYS_FIRST_TILE, .by = n),   \
-    KEYS("tail of a tile of " #n " seen", "rows behind a range are seen up to a whole tile of " #n, .keys = DKV_KEYS_BEYOND, .by = n)
-    TILES(16), TILES(32), TILES(64), TILES(128),
-#define SCORE(name_, doc_, ...) {.family = "score", .name = name_, .doc = doc_, __VA_ARGS__}
+#define TILES(n)                                                                                             \
+    KEYS("partial tile of " #n " lost", "a last, partial tile of " #n " keys is lost",                       \
+         .keys = DKV_KEYS_TAIL, .by = n),                                                                    \
+        KEYS("last tile of " #n " lost", "the last tile of " #n " keys is lost", .keys = DKV_KEYS_LAST_TILE, \
+             .by = n),                                                                                       \
+        KEYS("first tile of " #n " lost", "the first tile of " #n " keys is lost",                           \
+             .keys = DKV_KEYS_FIRST_TILE, .by = n),                                                          \
+        KEYS("tail of a tile of " #n " seen", "rows behind a range are seen up to a whole tile of " #n,      \
+             .keys = DKV_KEYS_BEYOND, .by = n)
+    TILES(16),
+    TILES(32),
+    TILES(64),
+    TILES(128),
+#define SCORE(name_, doc_, ...)                                                                              \
+    { .family = "score", .name = name_, .doc = doc_, __VA_ARGS__ }
     SCORE("softcap ignored", "softcap is not applied", .softcap = 1),
     SCORE("ALiBi ignored", "ALiBi is not applied", .alibi = 1),
     SCORE("ALiBi slope of the KV head", "ALiBi's slope is that of head h / (Hq/Hkv)", .alibi = 2),
@@ -59,17 +71,20 @@ static const dkv_edit edits[] = {
     SCORE("LSE without the maximum", "LSE leaves out the row's maximum", .lse = 3),
     SCORE("LSE is the maximum", "LSE is the row's maximum", .lse = 4),
     SCORE("LSE without scale", "LSE is divided by the scale", .lse = 5),
-#define HEAD(name_, doc_, ...) {.family = "head", .name = name_, .doc = doc_, __VA_ARGS__}
-#define HEADS(n, name_, doc_)                                                                                   \
-    HEAD(name_, doc_ " (K and V)", .k_heads = n, .v_heads = n), HEAD(name_ " for K", doc_ " (K)", .k_heads = n), \
-        HEAD(name_ " for V", doc_ " (V)", .v_heads = n)
+#define HEAD(name_, doc_, ...)                                                                               \
+    { .family = "head", .name = name_, .doc = doc_, __VA_ARGS__ }
+#define HEADS(n, name_, doc_)                                                                                \
+    HEAD(name_, doc_ " (K and V)", .k_heads = n, .v_heads = n),                                              \
+        HEAD(name_ " for K", doc_ " (K)", .k_heads = n), HEAD(name_ " for V", doc_ " (V)", .v_heads = n)
     HEADS(1, "KV head h mod Hkv", "query head h reads KV head h mod Hkv"),
     HEADS(2, "KV heads reversed", "KV heads are read in reverse order"),
     HEADS(3, "KV head 0", "all query heads read KV head 0"),
     HEADS(4, "next KV head", "query heads read the next KV head"),
-#define GRADIENT(name_, doc_, ...) {.family = "gradient", .name = name_, .doc = doc_, __VA_ARGS__}
+#define GRADIENT(name_, doc_, ...)                                                                           \
+    { .family = "gradient", .name = name_, .doc = doc_, __VA_ARGS__ }
     GRADIENT("delta left out", "delta is left out, the gradient through LSE is not", .delta = 1),
-    GRADIENT("delta and dLSE left out", "delta and the gradient through LSE are left out", .delta = 1, .d_lse = -1),
+    GRADIENT("delta and dLSE left out", "delta and the gradient through LSE are left out", .delta = 1,
+             .d_lse = -1),
     GRADIENT("delta's sign", "delta has the other sign", .delta = 2),
     GRADIENT("delta of the head before", "delta is that of the head before", .delta = 3),
     GRADIENT("delta of the head after", "delta is that of the head after", .delta = 4),
@@ -81,7 +96,8 @@ static const dkv_edit edits[] = {
     GRADIENT("dLSE twice", "the gradient through LSE counts twice", .d_lse = 1),
     GRADIENT("softcap's derivative", "backward leaves out softcap's derivative", .softcap = 2),
     GRADIENT("LSE taken for base 2", "backward takes the natural LSE for one in base 2", .base = 1),
-    GRADIENT("LSE converted to base 2", "backward converts LSE to base 2 and uses it as a natural one", .base = 2),
+    GRADIENT("LSE converted to base 2", "backward converts LSE to base 2 and uses it as a natural one",
+             .base = 2),
     GRADIENT("dS without P", "dS is not multiplied by P", .p_for_ds = 1),
     GRADIENT("dS with P twice", "dS is multiplied by P twice", .p_for_ds = 2),
 };
@@ -109,7 +125,8 @@ static const struct {
 static void predict(dkv_inquiry *q, const dkv_outputs *edited, dkv_prediction *to) {
     memset(&to->damage, 0, sizeof to->damage);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
-        const double *x = dkv_outputAt(edited, (dkv_tensor_id)id), *right = dkv_outputAt(&q->model->right, (dkv_tensor_id)id);
+        const double *x = dkv_outputAt(edited, (dkv_tensor_id)id),
+                     *right = dkv_outputAt(&q->model->right, (dkv_tensor_id)id);
         double *out = dkv_outputAt(&to->out, (dkv_tensor_id)id);
         for (int64_t i = 0; i < q->n[id]; i++) {
             const double moved = q->clean[id][i] + (x[i] - right[i]);
@@ -138,14 +155,15 @@ static int guessInPlaces(dkv_inquiry *q, const dkv_edit *e, const dkv_outputs *e
     return 0;
 }
 
-/* Gradients' own decisions leave forward as it is, and the forms of LSE leave backward: it starts from the kernel's. */
+/* Gradients' own decisions leave forward as it is, and the forms of LSE leave backward: it starts from the
+ * kernel's. */
 static bool changesForward(const dkv_edit *e) { return strcmp(e->family, "gradient") != 0; }
 
 static void copyRight(dkv_inquiry *q, int32_t parts) {
     for (int id = 0; id < DKV_N_OUTPUTS; id++)
         if (parts >> id & 1 && q->n[id])
-            memcpy(dkv_outputAt(&q->model->out, (dkv_tensor_id)id), dkv_outputAt(&q->model->right, (dkv_tensor_id)id),
-                   (size_t)q->n[id] * sizeof(double));
+            memcpy(dkv_outputAt(&q->model->out, (dkv_tensor_id)id),
+                   dkv_outputAt(&q->model->right, (dkv_tensor_id)id), (size_t)q->n[id] * sizeof(double));
 }
 
 static void runEdit(dkv_inquiry *q, const dkv_edit *e) {
@@ -158,7 +176,8 @@ static void runEdit(dkv_inquiry *q, const dkv_edit *e) {
 
 int dkv_tryEdit(dkv_inquiry *q, const dkv_edit *e, dkv_err *err) {
     const bool forward = (q->wrong[DKV_O] || q->wrong[DKV_LSE]) && changesForward(e);
-    const bool backward = (q->wrong[DKV_DQ] || q->wrong[DKV_DK] || q->wrong[DKV_DV] || q->wrong[DKV_DSINK]) && !e->lse;
+    const bool backward = (q->wrong[DKV_DQ] || q->wrong[DKV_DK] || q->wrong[DKV_DV] || q->wrong[DKV_DSINK]) &&
+                          !e->lse;
     if (!forward && !backward) return 0;
     runEdit(q, e);
     return guessInPlaces(q, e, &q->model->out, err);
@@ -182,11 +201,13 @@ static bool applies(const dkv_inquiry *q, const dkv_edit *e) {
 /* ---- a factor on the scores, fitted ---- */
 
 /* <e, g> / <g, g> over one tensor, weighted by 1 / noise. */
-static double project(const dkv_inquiry *q, int id, const double *at, const double *ahead, const double *right) {
+static double project(const dkv_inquiry *q, int id, const double *at, const double *ahead,
+                      const double *right) {
     const double *got = dkv_outputAt(q->in->got, (dkv_tensor_id)id);
     double eg = 0, gg = 0;
     for (int64_t i = 0; i < q->n[id]; i++) {
-        const double e = got[i] - (q->clean[id][i] + (at[i] - right[i])), g = ahead[i] - at[i], n = q->noise[id][i];
+        const double e = got[i] - (q->clean[id][i] + (at[i] - right[i])), g = ahead[i] - at[i],
+                     n = q->noise[id][i];
         if (!isfinite(e) || !isfinite(g) || !isfinite(n) || n <= 0) continue;
         eg += e / n * (g / n);
         gg += g / n * (g / n);
@@ -194,7 +215,7 @@ static double project(const dkv_inquiry *q, int id, const double *at, const doub
     return gg > 0 ? eg / gg : 0;
 }
 
-#define STEP   0.01 /* relative, of the difference quotient */
+#define STEP 0.01 /* relative, of the difference quotient */
 #define ROUNDS 6
 
 static int guessScale(dkv_inquiry *q, dkv_err *err) {
@@ -213,7 +234,8 @@ static int guessScale(dkv_inquiry *q, dkv_err *err) {
         memcpy(at, dkv_outputAt(&m->out, (dkv_tensor_id)id), (size_t)q->n[id] * sizeof *at);
         e.scale = c * (1 + STEP);
         runEdit(q, &e);
-        double by = project(q, id, at, dkv_outputAt(&m->out, (dkv_tensor_id)id), dkv_outputAt(&m->right, (dkv_tensor_id)id));
+        double by = project(q, id, at, dkv_outputAt(&m->out, (dkv_tensor_id)id),
+                            dkv_outputAt(&m->right, (dkv_tensor_id)id));
         by = fmin(fmax(by * STEP, -0.5), 1);
         c *= 1 + by;
         if (fabs(by) < 1e-7) break;
@@ -242,14 +264,20 @@ static int guessPairs(dkv_inquiry *q, dkv_err *err) {
     int rc = 0;
     if (v->n_ranges > PAIRS_MAX) return 0;
     for (int32_t i = 0; i < v->n_segments && !rc; i++)
-        for (int x = 0; x < v->segments[i].range_count && !rc && v->segments[i].q_len && !dkv_outOfTime(q); x++) {
+        for (int x = 0; x < v->segments[i].range_count && !rc && v->segments[i].q_len && !dkv_outOfTime(q);
+             x++) {
             const dualkv_range *g = &v->ranges[v->segments[i].range_begin + x];
             char name[60], doc[120];
             const int32_t k = q->model->k_segment[g->k_start];
             snprintf(name, sizeof name, "segment %d without the keys of %d", i, k);
             snprintf(doc, sizeof doc, "the rows of segment %d leave out the keys of segment %d", i, k);
-            rc = dkv_tryEdit(q, &(dkv_edit){.family = "visible", .name = name, .doc = doc, .keys = DKV_KEYS_PAIR,
-                                            .by = (int64_t)i * v->n_segments + k}, err);
+            rc = dkv_tryEdit(q,
+                             &(dkv_edit){.family = "visible",
+                                         .name = name,
+                                         .doc = doc,
+                                         .keys = DKV_KEYS_PAIR,
+                                         .by = (int64_t)i * v->n_segments + k},
+                             err);
         }
     return rc;
 }
@@ -273,12 +301,32 @@ void dkv_nameFactor(const dkv_problem *p, double c, double tolerance, char *out,
         const char *word;
         double value;
     } known[] = {
-        {"2", 2}, {"1/2", 0.5}, {"-1", -1}, {"3", 3}, {"1/3", 1.0 / 3}, {"4", 4}, {"1/4", 0.25},
-        {"log2 e", 1 / log(2)}, {"ln 2", log(2)}, {"sqrt 2", sqrt(2)}, {"1/sqrt 2", sqrt(0.5)},
-        {"the scale", p->scale}, {"1/scale", 1 / p->scale}, {"sqrt(Dqk)", sqrt(d)}, {"1/sqrt(Dqk)", 1 / sqrt(d)}, {"Dqk", d},
-        {"Hq/Hkv", g}, {"Hkv/Hq", 1 / g}, {"N", children}, {"1/N", 1 / children},
-        {"(N-1)/N", (children - 1) / children}, {"N+1", children + 1}, {"Hq", p->hq}, {"1/Hq", 1.0 / p->hq},
-        {"(log2 e)^2", 1 / (log(2) * log(2))}, {"log10 e", 1 / log(10)},
+        {"2", 2},
+        {"1/2", 0.5},
+        {"-1", -1},
+        {"3", 3},
+        {"1/3", 1.0 / 3},
+        {"4", 4},
+        {"1/4", 0.25},
+        {"log2 e", 1 / log(2)},
+        {"ln 2", log(2)},
+        {"sqrt 2", sqrt(2)},
+        {"1/sqrt 2", sqrt(0.5)},
+        {"the scale", p->scale},
+        {"1/scale", 1 / p->scale},
+        {"sqrt(Dqk)", sqrt(d)},
+        {"1/sqrt(Dqk)", 1 / sqrt(d)},
+        {"Dqk", d},
+        {"Hq/Hkv", g},
+        {"Hkv/Hq", 1 / g},
+        {"N", children},
+        {"1/N", 1 / children},
+        {"(N-1)/N", (children - 1) / children},
+        {"N+1", children + 1},
+        {"Hq", p->hq},
+        {"1/Hq", 1.0 / p->hq},
+        {"(log2 e)^2", 1 / (log(2) * log(2))},
+        {"log10 e", 1 / log(10)},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (!isfinite(known[i].value) || known[i].value == 0 || fabs(known[i].value - 1) < 1e-9) continue;

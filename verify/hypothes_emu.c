@@ -1,6 +1,6 @@
-/* The fault catalogue, and other rounding points, applied to the emulated kernel in this process: the same buffers and
- * poison as a kernel under test has, so that stray writes and NaN read past an end come out alike. Backward starts from
- * the O and LSE of the kernel under test. */
+/* The fault catalogue, and other rounding points, applied to the emulated kernel in this process: the same
+ * buffers and poison as a kernel under test has, so that stray writes and NaN read past an end come out
+ * alike. Backward starts from the O and LSE of the kernel under test. */
 #include "hypothes.h"
 
 #include <math.h>
@@ -44,8 +44,10 @@ static void chooseOptions(const dkv_explain_in *in, char *out, size_t n) {
         at += (size_t)snprintf(out + at, n - at, ",p=exact");
     else if (a->p_normalised) at += (size_t)snprintf(out + at, n - at, ",p=normalised");
     if (a->delta_exact) at += (size_t)snprintf(out + at, n - at, ",delta=exact");
-    if (a->partial_format >= 0 && in->p->dtype != DUALKV_FP32) at += (size_t)snprintf(out + at, n - at, ",partials=low");
-    if (a->s_format >= 0 && in->p->dtype != DUALKV_FP32) at += (size_t)snprintf(out + at, n - at, ",scores=low");
+    if (a->partial_format >= 0 && in->p->dtype != DUALKV_FP32)
+        at += (size_t)snprintf(out + at, n - at, ",partials=low");
+    if (a->s_format >= 0 && in->p->dtype != DUALKV_FP32)
+        at += (size_t)snprintf(out + at, n - at, ",scores=low");
     if (a->in_format == DUALKV_TF32 && in->p->dtype == DUALKV_FP32) snprintf(out + at, n - at, ",in=tf32");
 }
 
@@ -63,7 +65,8 @@ static void takeOptions(const char *from, char *out, size_t n) {
 
 static int replicate(dkv_inquiry *q, dkv_err *err) {
     struct dkv_emulator *e = q->emu;
-    int rc = dkv_makeReplicated(q->in->p, q->in->l, &e->rep_layout, &e->q_source, &e->k_source, &e->q_own, err);
+    int rc = dkv_makeReplicated(q->in->p, q->in->l, &e->rep_layout, &e->q_source, &e->k_source, &e->q_own,
+                                err);
     if (!rc) rc = dkv_problemOfView(&e->rep_layout.view, &e->rep, err);
     if (!rc) rc = dkv_allocOutputs(&e->rep_layout, &e->rep_out, err);
     e->p = &e->rep;
@@ -103,7 +106,8 @@ int dkv_openEmulator(dkv_inquiry *q, dkv_err *err) {
     else chooseOptions(in, e->options, sizeof e->options);
     if (in->replicated) rc = replicate(q, err);
     if (!rc) rc = takeOwn(q, err);
-    const bool natural = (in->p->layout == DKV_CONTIGUOUS || in->p->layout == DKV_FUSED) && in->p->seed % 2 == 1;
+    const bool natural = (in->p->layout == DKV_CONTIGUOUS || in->p->layout == DKV_FUSED) &&
+                         in->p->seed % 2 == 1;
     if (!rc)
         rc = dkv_planBuffers(&e->l->view, in->p->layout, e->table->alignment, natural, 0,
                              in->p->grad ? e->table->workspace(NULL, &e->l->view, 1) : 0, &plan, err);
@@ -149,7 +153,8 @@ static int launch(struct dkv_emulator *e, void *self, int backward, dkv_err *err
     return rc ? dkv_fail(err, DKV_EHARNESS, "%.199s", why) : 0;
 }
 
-/* Another problem on the same instance, where the line has one between (run=aba): what faults keep from it. */
+/* Another problem on the same instance, where the line has one between (run=aba): what faults keep from it.
+ */
 static int runBetween(const dkv_inquiry *q, void *self, dkv_err *err) {
     struct dkv_emulator *e = q->emu;
     dkv_problem p = *q->in->p, shape = {0};
@@ -166,8 +171,9 @@ static int runBetween(const dkv_inquiry *q, void *self, dkv_err *err) {
     p.run = DKV_SINGLE;
     if (!rc) rc = dkv_makeLayout(&p, &l, err);
     if (!rc) rc = dkv_allocInputs(&l, &in, err);
-    if (!rc) rc = dkv_planBuffers(&l.view, p.layout, e->table->alignment, true, 0,
-                                  p.grad ? e->table->workspace(NULL, &l.view, 1) : 0, &plan, err);
+    if (!rc)
+        rc = dkv_planBuffers(&l.view, p.layout, e->table->alignment, true, 0,
+                             p.grad ? e->table->workspace(NULL, &l.view, 1) : 0, &plan, err);
     if (!rc && !(rc = dkv_openArena(&plan, &arena, err))) {
         dkv_fillArena(&arena, dkv_poisonPattern(0, 0), &in);
         for (int backward = 0; backward <= (p.grad ? 1 : 0); backward++) {
@@ -182,7 +188,8 @@ static int runBetween(const dkv_inquiry *q, void *self, dkv_err *err) {
     return rc;
 }
 
-static int runOnce(dkv_inquiry *q, void *self, const dkv_inputs *in, bool own, dkv_prediction *out, dkv_err *err) {
+static int runOnce(dkv_inquiry *q, void *self, const dkv_inputs *in, bool own, dkv_prediction *out,
+                   dkv_err *err) {
     struct dkv_emulator *e = q->emu;
     const dkv_outputs *to = q->in->replicated ? &e->rep_out : &out->out;
     memset(&out->damage, 0, sizeof out->damage);
@@ -198,7 +205,8 @@ static int runOnce(dkv_inquiry *q, void *self, const dkv_inputs *in, bool own, d
     return 0;
 }
 
-int dkv_emulate(dkv_inquiry *q, const char *options, const dkv_inputs *in, bool own, dkv_prediction *out, dkv_err *err) {
+int dkv_emulate(dkv_inquiry *q, const char *options, const dkv_inputs *in, bool own, dkv_prediction *out,
+                dkv_err *err) {
     struct dkv_emulator *e = q->emu;
     char all[OPTIONS_MAX + 64], why[200];
     dkv_inputs rep = {0};
@@ -221,13 +229,15 @@ int dkv_emulate(dkv_inquiry *q, const char *options, const dkv_inputs *in, bool 
     return rc;
 }
 
-static int tryOptions(dkv_inquiry *q, const char *family, const char *name, const char *doc, const char *options,
-                      dkv_err *err) {
+static int tryOptions(dkv_inquiry *q, const char *family, const char *name, const char *doc,
+                      const char *options, dkv_err *err) {
     if (dkv_isExcluded(q, name)) return 0;
     int rc = dkv_emulate(q, options, q->in->in, true, &q->work, err);
     if (rc == DKV_REFUSED) return 0;
     if (rc) return rc;
-    return dkv_addGuess(q, family, name, doc, DKV_ALL_PARTS, &q->work) ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory");
+    return dkv_addGuess(q, family, name, doc, DKV_ALL_PARTS, &q->work)
+               ? 0
+               : dkv_fail(err, DKV_EHARNESS, "out of memory");
 }
 
 int dkv_guessFaults(dkv_inquiry *q, int rows, dkv_err *err) {
@@ -252,7 +262,8 @@ static const struct {
     {"P rounded", "p=rounded", "P and dS are rounded to the 16-bit type"},
     {"delta unrounded", "delta=exact", "delta is formed from O before its rounding"},
     {"delta rounded", "delta=rounded", "delta is formed from the rounded O"},
-    {"partials in 16 bit", "partials=low", "dK and dV of each query head are rounded to 16 bit before the sum over heads"},
+    {"partials in 16 bit", "partials=low",
+     "dK and dV of each query head are rounded to 16 bit before the sum over heads"},
     {"partials exact", "partials=exact", "dK and dV are summed over query heads before they are rounded"},
     {"scores in 16 bit", "scores=low", "scores and dP are rounded to 16 bit"},
     {"scores exact", "scores=exact", "scores and dP are not rounded"},
@@ -269,7 +280,8 @@ static const struct {
 
 int dkv_guessRoundings(dkv_inquiry *q, dkv_err *err) {
     int rc = 0;
-    for (size_t i = 0; q->catalogue && i < sizeof roundings / sizeof *roundings && !rc && !dkv_outOfTime(q); i++)
+    for (size_t i = 0; q->catalogue && i < sizeof roundings / sizeof *roundings && !rc && !dkv_outOfTime(q);
+         i++)
         rc = tryOptions(q, "arithmetic", roundings[i].name, roundings[i].doc, roundings[i].options, err);
     return rc;
 }

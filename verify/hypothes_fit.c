@@ -1,5 +1,5 @@
-/* Numbers and places fitted to the outputs: factors, offsets, coefficients of the gradients' terms and of their parts,
- * rows and heads that hold others'. */
+/* Numbers and places fitted to the outputs: factors, offsets, coefficients of the gradients' terms and of
+ * their parts, rows and heads that hold others'. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,8 +8,8 @@
 #include "../ref/dtype.h"
 #include "hypothes_model.h"
 
-#define PARTS_MAX 64 /* parts of a tensor that get a number of their own */
-#define TERMS_MAX 16 /* coefficients of one fit */
+#define PARTS_MAX 64    /* parts of a tensor that get a number of their own */
+#define TERMS_MAX 16    /* coefficients of one fit */
 #define INFORMATIVE 4.0 /* times its noise: an element that tells a factor */
 
 typedef struct shape {
@@ -37,11 +37,13 @@ static int64_t vectorAt(const shape *s, int64_t row, int64_t head) {
 static void startClean(dkv_inquiry *q) {
     memset(&q->work.damage, 0, sizeof q->work.damage);
     for (int id = 0; id < DKV_N_OUTPUTS; id++)
-        if (q->n[id]) memcpy(dkv_outputAt(&q->work.out, (dkv_tensor_id)id), q->clean[id], (size_t)q->n[id] * sizeof(double));
+        if (q->n[id])
+            memcpy(dkv_outputAt(&q->work.out, (dkv_tensor_id)id), q->clean[id],
+                   (size_t)q->n[id] * sizeof(double));
 }
 
-static int add(dkv_inquiry *q, const char *family, const char *name, const char *doc, int32_t mask, int parameters,
-               double value, dkv_err *err) {
+static int add(dkv_inquiry *q, const char *family, const char *name, const char *doc, int32_t mask,
+               int parameters, double value, dkv_err *err) {
     if (dkv_isExcluded(q, name)) return 0;
     dkv_guess *g = dkv_addGuess(q, family, name, doc, mask, &q->work);
     if (!g) return dkv_fail(err, DKV_EHARNESS, "out of memory");
@@ -86,12 +88,14 @@ static int compareDoubles(const void *x, const void *y) {
 }
 
 /* Median of got/clean (or got - clean) over the informative elements of a part; NAN: too few. */
-static double fitPart(const dkv_inquiry *q, int id, const shape *s, const int *part, int which, bool offset, double *scratch) {
+static double fitPart(const dkv_inquiry *q, int id, const shape *s, const int *part, int which, bool offset,
+                      double *scratch) {
     const double *got = dkv_outputAt(q->in->got, (dkv_tensor_id)id);
     int64_t n = 0;
     for (int64_t row = 0; row < s->rows; row++)
         for (int64_t h = 0; h < s->heads; h++)
-            for (int64_t at = vectorAt(s, row, h), c = 0; part[row * s->heads + h] == which && c < s->d; c++, at++) {
+            for (int64_t at = vectorAt(s, row, h), c = 0; part[row * s->heads + h] == which && c < s->d;
+                 c++, at++) {
                 const double x = q->clean[id][at];
                 if (!isfinite(x) || !isfinite(got[at]) || !isfinite(q->noise[id][at])) continue;
                 if (offset) scratch[n++] = got[at] - x;
@@ -102,7 +106,9 @@ static double fitPart(const dkv_inquiry *q, int id, const shape *s, const int *p
     return n % 2 ? scratch[n / 2] : (scratch[n / 2 - 1] + scratch[n / 2]) / 2;
 }
 
-static bool isNear(double a, double b, double tolerance) { return fabs(a - b) <= tolerance * fmax(1e-30, fabs(b)); }
+static bool isNear(double a, double b, double tolerance) {
+    return fabs(a - b) <= tolerance * fmax(1e-30, fabs(b));
+}
 
 /* A number that means something, where c is near it. */
 static double snap(double c, double tolerance) {
@@ -128,9 +134,11 @@ static void countDistinct(fitted *f, double neutral, double tolerance) {
 }
 
 /* One tensor's numbers applied to the scratch prediction. False: nothing to say. */
-static bool fitTensor(dkv_inquiry *q, int id, partition by, bool offset, fitted *f, double *scratch, int *part) {
+static bool fitTensor(dkv_inquiry *q, int id, partition by, bool offset, fitted *f, double *scratch,
+                      int *part) {
     const shape s = shapeOf(q, id);
-    const double unit = dkv_unitRoundoff(id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : (int32_t)q->in->p->dtype);
+    const double unit = dkv_unitRoundoff(id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32
+                                                                          : (int32_t)q->in->p->dtype);
     const double tolerance = fmax(4 * unit, 1e-4);
     f->parts = 1;
     for (int64_t row = 0; row < s.rows; row++)
@@ -155,17 +163,21 @@ static bool fitTensor(dkv_inquiry *q, int id, partition by, bool offset, fitted 
     return f->distinct > 0 && f->distinct <= 4;
 }
 
-static size_t sayTensor(const dkv_inquiry *q, int id, partition by, bool offset, const fitted *f, char *doc, size_t n, size_t at) {
+static size_t sayTensor(const dkv_inquiry *q, int id, partition by, bool offset, const fitted *f, char *doc,
+                        size_t n, size_t at) {
     int said = 0;
     for (int i = 0; i < f->parts; i++) {
         char where[40], word[60];
         if (f->value[i] == (offset ? 0 : 1) || at >= n) continue;
         if (++said > 4) continue;
         namePart(by, i, where, sizeof where);
-        if (offset) snprintf(word, sizeof word, "%s%.4g", f->value[i] > 0 ? "+" : "", f->value[i]);
+        if (offset && isNear(fabs(f->value[i]), log(2), 1e-3))
+            snprintf(word, sizeof word, "%cln 2", f->value[i] > 0 ? '+' : '-');
+        else if (offset) snprintf(word, sizeof word, "%s%.4g", f->value[i] > 0 ? "+" : "", f->value[i]);
         else if (f->value[i] == 0) snprintf(word, sizeof word, "0");
         else dkv_nameFactor(q->in->p, f->value[i], 4e-3, word, sizeof word);
-        at += (size_t)snprintf(doc + at, n - at, "%s%s%s is %s%s", at ? "; " : "", dkv_tensorName((dkv_tensor_id)id), where,
+        at += (size_t)snprintf(doc + at, n - at, "%s%s%s is %s%s", at ? "; " : "",
+                               dkv_tensorName((dkv_tensor_id)id), where,
                                offset ? "off by " : "multiplied by ", word);
     }
     if (said > 4 && at < n) at += (size_t)snprintf(doc + at, n - at, "; and so on");
@@ -173,7 +185,8 @@ static size_t sayTensor(const dkv_inquiry *q, int id, partition by, bool offset,
 }
 
 /* All wrong tensors of `among`, each with its own numbers. */
-static int guessPartition(dkv_inquiry *q, int32_t among, partition by, bool offset, double *scratch, int *part, dkv_err *err) {
+static int guessPartition(dkv_inquiry *q, int32_t among, partition by, bool offset, double *scratch,
+                          int *part, dkv_err *err) {
     char doc[300] = "", name[96];
     int32_t mask = 0;
     int parameters = 0, tensors = 0;
@@ -189,7 +202,9 @@ static int guessPartition(dkv_inquiry *q, int32_t among, partition by, bool offs
         mask |= 1 << id;
         parameters += f.distinct + (by != BY_NOTHING);
         value = f.value[0];
-        if (said < sizeof name) said += (size_t)snprintf(name + said, sizeof name - said, "%s%s", tensors++ ? "," : " ", dkv_tensorName((dkv_tensor_id)id));
+        if (said < sizeof name)
+            said += (size_t)snprintf(name + said, sizeof name - said, "%s%s", tensors++ ? "," : " ",
+                                     dkv_tensorName((dkv_tensor_id)id));
     }
     return mask ? add(q, "factor", name, doc, mask, parameters, value, err) : 0;
 }
@@ -210,7 +225,8 @@ int dkv_guessFactors(dkv_inquiry *q, dkv_err *err) {
         if (wrong > 1) rc = guessPartition(q, DKV_ALL_PARTS, (partition)by, false, scratch, part, err);
         for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++)
             if (q->wrong[id]) rc = guessPartition(q, 1 << id, (partition)by, false, scratch, part, err);
-        if (!rc && q->wrong[DKV_LSE]) rc = guessPartition(q, 1 << DKV_LSE, (partition)by, true, scratch, part, err);
+        if (!rc && q->wrong[DKV_LSE])
+            rc = guessPartition(q, 1 << DKV_LSE, (partition)by, true, scratch, part, err);
     }
     free(scratch);
     free(part);
@@ -289,11 +305,13 @@ static void apply(dkv_inquiry *q, int id, const term *t, const normal *eq, int64
         for (int r = 0; r < eq->n; r++) out[i] += eq->b[r] * t[r].x[i];
 }
 
-static void sayTerms(const term *t, const normal *eq, const char *of, char *doc, size_t n, size_t *at, int *parameters) {
+static void sayTerms(const term *t, const normal *eq, const char *of, char *doc, size_t n, size_t *at,
+                     int *parameters) {
     for (int i = 0; i < eq->n; i++) {
         if (eq->b[i] == 0) continue;
         if (++*parameters <= 2 && *at < n)
-            *at += (size_t)snprintf(doc + *at, n - *at, "%s%s%s counts %.3g times", *at ? "; " : "", of, t[i].word, 1 + eq->b[i]);
+            *at += (size_t)snprintf(doc + *at, n - *at, "%s%s%s counts %.3g times", *at ? "; " : "", of,
+                                    t[i].word, 1 + eq->b[i]);
     }
 }
 
@@ -311,10 +329,12 @@ static int guessGradientTerms(dkv_inquiry *q, dkv_err *err) {
         dkv_runModelBackward(m, &edit[e], -1, -1, &m->out);
         for (int k = 0; k < 3 && !rc; k++) {
             const int id = ids[k];
-            const double *x = dkv_outputAt(&m->out, (dkv_tensor_id)id), *right = dkv_outputAt(&m->right, (dkv_tensor_id)id);
+            const double *x = dkv_outputAt(&m->out, (dkv_tensor_id)id),
+                         *right = dkv_outputAt(&m->right, (dkv_tensor_id)id);
             t[e][id].x = q->n[id] ? malloc((size_t)q->n[id] * sizeof(double)) : NULL;
             if (q->n[id] && !t[e][id].x) rc = dkv_fail(err, DKV_EHARNESS, "out of memory");
-            for (int64_t i = 0; t[e][id].x && i < q->n[id]; i++) t[e][id].x[i] = isfinite(x[i] - right[i]) ? x[i] - right[i] : 0;
+            for (int64_t i = 0; t[e][id].x && i < q->n[id]; i++)
+                t[e][id].x[i] = isfinite(x[i] - right[i]) ? x[i] - right[i] : 0;
         }
     }
     int32_t mask = 0;
@@ -359,7 +379,9 @@ static int makeParts(dkv_inquiry *q, int id, bool by_head, term *t, int *n, dkv_
         for (int64_t e = 0; e < q->n[id]; e++)
             if (!isfinite(t[*n].x[e])) t[*n].x[e] = 0;
         if (by_head) snprintf(t[*n].word, sizeof t[*n].word, "query head %d", i);
-        else snprintf(t[*n].word, sizeof t[*n].word, "%s %d", v->segments[i].depth ? "response" : "the prompt, segment", i);
+        else
+            snprintf(t[*n].word, sizeof t[*n].word, "%s %d",
+                     v->segments[i].depth ? "response" : "the prompt, segment", i);
         ++*n;
     }
     return 0;
@@ -405,7 +427,8 @@ static int guessParts(dkv_inquiry *q, int id, bool by_head, dkv_err *err) {
         snprintf(of, sizeof of, "in %s of segment %d, ", dkv_tensorName((dkv_tensor_id)id), i);
         sayTerms(t, &eq, of, doc, sizeof doc, &at, &parameters);
     }
-    snprintf(name, sizeof name, "parts of %s by %s", dkv_tensorName((dkv_tensor_id)id), by_head ? "query head" : "response");
+    snprintf(name, sizeof name, "parts of %s by %s", dkv_tensorName((dkv_tensor_id)id),
+             by_head ? "query head" : "response");
     if (!rc && parameters) rc = add(q, "sum", name, doc, 1 << id, parameters, 0, err);
     freeParts(all);
     return rc;
@@ -416,7 +439,8 @@ static int joinSums(dkv_inquiry *q, bool by_head, dkv_err *err) {
     const dkv_guess *k = NULL, *v = NULL;
     char name[2][96], doc[300], joint[96];
     for (int i = 0; i < 2; i++)
-        snprintf(name[i], sizeof name[i], "parts of %s by %s", i ? "dV" : "dK", by_head ? "query head" : "response");
+        snprintf(name[i], sizeof name[i], "parts of %s by %s", i ? "dV" : "dK",
+                 by_head ? "query head" : "response");
     for (int g = 0; g < q->n_guesses; g++) {
         if (!strcmp(q->guess[g].name, name[0])) k = &q->guess[g];
         if (!strcmp(q->guess[g].name, name[1])) v = &q->guess[g];
@@ -427,7 +451,8 @@ static int joinSums(dkv_inquiry *q, bool by_head, dkv_err *err) {
     memcpy(q->work.out.dv, v->kept[DKV_DV], (size_t)q->n[DKV_DV] * sizeof(double));
     snprintf(doc, sizeof doc, "%.140s; %.140s", k->doc, v->doc);
     snprintf(joint, sizeof joint, "parts of dK and dV by %s", by_head ? "query head" : "response");
-    return add(q, "sum", joint, doc, 1 << DKV_DK | 1 << DKV_DV, k->parameters > v->parameters ? k->parameters : v->parameters, 0, err);
+    return add(q, "sum", joint, doc, 1 << DKV_DK | 1 << DKV_DV,
+               k->parameters > v->parameters ? k->parameters : v->parameters, 0, err);
 }
 
 int dkv_guessSums(dkv_inquiry *q, dkv_err *err) {
@@ -454,8 +479,8 @@ static int guessShift(dkv_inquiry *q, int id, int64_t by, dkv_err *err) {
         out[i] = from >= 0 && from < s.rows ? q->clean[id][i + by * w] : q->clean[id][i];
     }
     snprintf(name, sizeof name, "%s %+d rows", dkv_tensorName((dkv_tensor_id)id), (int)by);
-    snprintf(doc, sizeof doc, "a row of %s holds that of %d rows %s", dkv_tensorName((dkv_tensor_id)id), (int)(by < 0 ? -by : by),
-             by > 0 ? "on" : "back");
+    snprintf(doc, sizeof doc, "a row of %s holds that of %d rows %s", dkv_tensorName((dkv_tensor_id)id),
+             (int)(by < 0 ? -by : by), by > 0 ? "on" : "back");
     return add(q, "place", name, doc, 1 << id, 1, (double)by, err);
 }
 
@@ -482,11 +507,12 @@ static int guessHeads(dkv_inquiry *q, int id, dkv_err *err) {
             if (n < least / 2) best = other, least = n;
         }
         for (int64_t row = 0; row < s.rows; row++)
-            memcpy(out + vectorAt(&s, row, h), q->clean[id] + vectorAt(&s, row, best), (size_t)s.d * sizeof *out);
+            memcpy(out + vectorAt(&s, row, h), q->clean[id] + vectorAt(&s, row, best),
+                   (size_t)s.d * sizeof *out);
         if (best == h) continue;
         if (++moved <= 4 && at < sizeof doc)
-            at += (size_t)snprintf(doc + at, sizeof doc - at, "%shead %d of %s holds head %d's", at ? "; " : "", (int)h,
-                                   dkv_tensorName((dkv_tensor_id)id), (int)best);
+            at += (size_t)snprintf(doc + at, sizeof doc - at, "%shead %d of %s holds head %d's",
+                                   at ? "; " : "", (int)h, dkv_tensorName((dkv_tensor_id)id), (int)best);
     }
     snprintf(name, sizeof name, "heads of %s", dkv_tensorName((dkv_tensor_id)id));
     return moved ? add(q, "place", name, doc, 1 << id, moved, 0, err) : 0;
@@ -504,7 +530,8 @@ static int guessTransposed(dkv_inquiry *q, int id, dkv_err *err) {
                 out[to] = q->clean[id][vectorAt(&s, row, h) + c];
             }
     snprintf(name, sizeof name, "%s transposed", dkv_tensorName((dkv_tensor_id)id));
-    snprintf(doc, sizeof doc, "%s is stored with rows and heads exchanged", dkv_tensorName((dkv_tensor_id)id));
+    snprintf(doc, sizeof doc, "%s is stored with rows and heads exchanged",
+             dkv_tensorName((dkv_tensor_id)id));
     return s.heads > 1 && s.rows > 1 ? add(q, "place", name, doc, 1 << id, 0, 0, err) : 0;
 }
 
@@ -557,7 +584,8 @@ static int guessSwapped(dkv_inquiry *q, dkv_err *err) {
     if (!q->n[DKV_DK] || q->n[DKV_DK] != q->n[DKV_DV] || !q->wrong[DKV_DK] || !q->wrong[DKV_DV]) return 0;
     memcpy(q->work.out.dk, q->clean[DKV_DV], (size_t)q->n[DKV_DV] * sizeof(double));
     memcpy(q->work.out.dv, q->clean[DKV_DK], (size_t)q->n[DKV_DK] * sizeof(double));
-    return add(q, "place", "dK and dV exchanged", "dK and dV are exchanged", 1 << DKV_DK | 1 << DKV_DV, 0, 0, err);
+    return add(q, "place", "dK and dV exchanged", "dK and dV are exchanged", 1 << DKV_DK | 1 << DKV_DV, 0, 0,
+               err);
 }
 
 int dkv_guessPlaces(dkv_inquiry *q, dkv_err *err) {
@@ -569,7 +597,8 @@ int dkv_guessPlaces(dkv_inquiry *q, dkv_err *err) {
     for (int id = 0; id < DKV_N_OUTPUTS && !rc && !dkv_outOfTime(q); id++) {
         if (!q->wrong[id] || id == DKV_DSINK) continue;
         startClean(q);
-        for (size_t i = 0; i < sizeof shifts / sizeof *shifts && !rc; i++) rc = guessShift(q, id, shifts[i], err);
+        for (size_t i = 0; i < sizeof shifts / sizeof *shifts && !rc; i++)
+            rc = guessShift(q, id, shifts[i], err);
         if (!rc) rc = guessHeads(q, id, err);
         if (!rc) rc = guessTransposed(q, id, err);
     }

@@ -83,7 +83,8 @@ int dkv_openModel(dkv_inquiry *q, dkv_err *err) {
     m->k_segment = calloc(tk, sizeof(int32_t));
     m->pos_at = calloc((size_t)v->n_segments, sizeof(int32_t));
     m->w = calloc(4 * tk, sizeof(double));
-    if (!m->q || !m->k || !m->v || !m->raw || !m->dp || !m->pos || !m->q_segment || !m->k_segment || !m->pos_at || !m->w)
+    if (!m->q || !m->k || !m->v || !m->raw || !m->dp || !m->pos || !m->q_segment || !m->k_segment ||
+        !m->pos_at || !m->w)
         return dkv_fail(err, DKV_EHARNESS, "out of memory");
     m->s = m->w + tk;
     m->g = m->s + tk;
@@ -103,7 +104,8 @@ int dkv_openModel(dkv_inquiry *q, dkv_err *err) {
 void dkv_closeModel(dkv_inquiry *q) {
     dkv_model *m = q->model;
     if (!m) return;
-    void *all[] = {m->q, m->k, m->v, m->d_o, m->d_lse, m->sink, m->raw, m->dp, m->pos, m->q_segment, m->k_segment, m->pos_at, m->w};
+    void *all[] = {m->q,  m->k,   m->v,         m->d_o,       m->d_lse,  m->sink, m->raw,
+                   m->dp, m->pos, m->q_segment, m->k_segment, m->pos_at, m->w};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     dkv_freeOutputs(&m->right);
     dkv_freeOutputs(&m->out);
@@ -115,7 +117,8 @@ void dkv_closeModel(dkv_inquiry *q) {
 
 static int64_t roundUp(int64_t n, int64_t tile) { return (n + tile - 1) / tile * tile; }
 
-/* Is j one of the rows behind a range of the segment, up to `tile`? One row: tile 0, behind ancestors alone. */
+/* Is j one of the rows behind a range of the segment, up to `tile`? One row: tile 0, behind ancestors alone.
+ */
 static bool isBeyond(const dkv_model *m, const dualkv_segment *s, int64_t j, int64_t tile) {
     for (int x = 0; x < s->range_count; x++) {
         const dualkv_range *g = &m->l->view.ranges[s->range_begin + x];
@@ -143,7 +146,8 @@ static bool rowsApply(const dualkv_segment *s, dkv_edit_rows rows) {
 }
 
 /* Keys that are none of the segment's. */
-static bool seesStranger(const dkv_model *m, const dkv_edit *e, const dualkv_segment *s, int32_t seg, int64_t j) {
+static bool seesStranger(const dkv_model *m, const dkv_edit *e, const dualkv_segment *s, int32_t seg,
+                         int64_t j) {
     const int32_t of = m->k_segment[j];
     const dualkv_segment *k = &m->l->view.segments[of];
     if (k->group != s->group) return false;
@@ -176,8 +180,12 @@ static double counts(const dkv_model *m, const dkv_edit *e, int32_t seg, int64_t
     case DKV_KEYS_WINDOW: v.window += e->by; break;
     case DKV_KEYS_SINKS: v.window_sinks = v.window_sinks + e->by > 0 ? v.window_sinks + e->by : 0; break;
     case DKV_KEYS_MASK: v.mask = (int32_t)e->by; break;
-    case DKV_KEYS_LOCAL: if (own) v.context = 0; break;
-    case DKV_KEYS_PREFIX_DIAGONAL: if (!own) v.context = 0; break;
+    case DKV_KEYS_LOCAL:
+        if (own) v.context = 0;
+        break;
+    case DKV_KEYS_PREFIX_DIAGONAL:
+        if (!own) v.context = 0;
+        break;
     default: break;
     }
     if (!dkv_pairSees(&v, r, *pos)) return 0;
@@ -201,7 +209,8 @@ static double counts(const dkv_model *m, const dkv_edit *e, int32_t seg, int64_t
 double dkv_modelSees(const dkv_model *m, int64_t t, int64_t j) {
     const int32_t seg = m->q_segment[t];
     int64_t pos;
-    return sameGroup(m, t, j) ? counts(m, &(dkv_edit){0}, seg, t - m->l->view.segments[seg].q_start, j, &pos) : 0;
+    return sameGroup(m, t, j) ? counts(m, &(dkv_edit){0}, seg, t - m->l->view.segments[seg].q_start, j, &pos)
+                              : 0;
 }
 
 /* ---- scores ---- */
@@ -217,7 +226,8 @@ static int headOf(const dkv_problem *p, int h, int how) {
     }
 }
 
-static double biasOf(const dkv_model *m, const dkv_edit *e, int h, int32_t seg, int64_t r, int64_t pos, bool own) {
+static double biasOf(const dkv_model *m, const dkv_edit *e, int h, int32_t seg, int64_t r, int64_t pos,
+                     bool own) {
     const dkv_problem *p = m->p;
     const int g = p->hq / p->hkv;
     if (!p->alibi || e->alibi == 1) return 0;
@@ -227,7 +237,8 @@ static double biasOf(const dkv_model *m, const dkv_edit *e, int h, int32_t seg, 
     return -slope * (double)(e->alibi == 3 ? d : d < 0 ? -d : d);
 }
 
-/* Scores and multiplicities of a row; m->slope: derivative by the scaled product. Returns the largest score that counts. */
+/* Scores and multiplicities of a row; m->slope: derivative by the scaled product. Returns the largest score
+ * that counts. */
 static double scoreRow(dkv_model *m, const dkv_edit *e, int64_t t, int h) {
     const dkv_problem *p = m->p;
     const int32_t seg = m->q_segment[t];
@@ -241,7 +252,9 @@ static double scoreRow(dkv_model *m, const dkv_edit *e, int64_t t, int h) {
         m->w[j] = sameGroup(m, t, j) ? counts(m, e, seg, r, j, &pos) : 0;
         if (m->given && e->keys == DKV_KEYS_GIVEN) m->w[j] = m->given[(h * m->tq + t) * m->tk + j];
         if (m->w[j] == 0) continue;
-        double s = e->k_heads ? dot(m->q + (t * p->hq + h) * p->dqk, m->k + (j * p->hkv + kh) * p->dqk, p->dqk) : raw[j];
+        double s = e->k_heads
+                       ? dot(m->q + (t * p->hq + h) * p->dqk, m->k + (j * p->hkv + kh) * p->dqk, p->dqk)
+                       : raw[j];
         s *= scale;
         m->slope[j] = 1;
         if (cap > 0) {
@@ -306,12 +319,14 @@ static double deltaOf(const dkv_model *m, const dkv_edit *e, int64_t t, int h) {
     return e->delta == 2 ? -d : e->delta == 7 ? 2 * d : d;
 }
 
-static void backwardRow(dkv_model *m, const dkv_edit *e, int64_t t, int h, bool keys, const dkv_outputs *out) {
+static void backwardRow(dkv_model *m, const dkv_edit *e, int64_t t, int h, bool keys,
+                        const dkv_outputs *out) {
     const dkv_problem *p = m->p;
     const int64_t row = t * p->hq + h;
     const int kh = headOf(p, h, e->k_heads), vh = headOf(p, h, e->v_heads), own = h / (p->hq / p->hkv);
     const double *dp = m->dp + (h * m->tq + t) * m->tk, *d_o = m->d_o + row * p->dv, *q = m->q + row * p->dqk;
-    const double scale = p->scale * (e->scale != 0 ? e->scale : 1), d_lse = m->d_lse ? m->d_lse[h * m->tq + t] * (1 + e->d_lse) : 0;
+    const double scale = p->scale * (e->scale != 0 ? e->scale : 1),
+                 d_lse = m->d_lse ? m->d_lse[h * m->tq + t] * (1 + e->d_lse) : 0;
     const double delta = deltaOf(m, e, t, h) - d_lse;
     double lse = m->lse[h * m->tq + t];
     lse *= e->base == 1 ? log(2) : e->base == 2 ? 1 / log(2) : 1;
@@ -321,7 +336,10 @@ static void backwardRow(dkv_model *m, const dkv_edit *e, int64_t t, int h, bool 
         if (m->w[j] == 0) continue;
         const double x = m->w[j] * exp(m->s[j] - lse);
         const double z = e->v_heads ? dot(d_o, m->v + (j * p->hkv + vh) * p->dv, p->dv) : dp[j];
-        const double ds = (e->p_for_ds == 1 ? 1 : e->p_for_ds == 2 ? x * x : x) * (z - delta) * m->slope[j] * scale;
+        const double ds = (e->p_for_ds == 1   ? 1
+                           : e->p_for_ds == 2 ? x * x
+                                              : x) *
+                          (z - delta) * m->slope[j] * scale;
         const double *k = m->k + (j * p->hkv + kh) * p->dqk;
         double *dq = out->dq + row * p->dqk;
         for (int c = 0; c < p->dqk; c++) dq[c] += ds * k[c];

@@ -42,14 +42,16 @@ static int probe(void *arg, const dkv_inputs *in, const dkv_outputs *out) {
     dkv_run run;
     dkv_description again;
     int64_t n[DKV_N_OUTPUTS];
-    if (dkv_describeCase(c->kernel.w, c->line, &again) != DKV_W_OK) return -1; /* checks told it of other problems */
+    if (dkv_describeCase(c->kernel.w, c->line, &again) != DKV_W_OK)
+        return -1; /* checks told it of other problems */
     c->kernel.in = in;
     dkv_outcome o = dkv_runSide(&c->kernel, 0, &run);
     c->kernel.in = own;
     dkv_countOutputs(&c->packed, n);
     for (int id = 0; id < DKV_N_OUTPUTS && o == DKV_W_OK; id++)
         if (n[id])
-            memcpy(dkv_outputAt(out, (dkv_tensor_id)id), dkv_outputAt(&run.out, (dkv_tensor_id)id), (size_t)n[id] * sizeof(double));
+            memcpy(dkv_outputAt(out, (dkv_tensor_id)id), dkv_outputAt(&run.out, (dkv_tensor_id)id),
+                   (size_t)n[id] * sizeof(double));
     dkv_freeRun(&run);
     return o == DKV_W_OK ? 0 : -1;
 }
@@ -85,8 +87,12 @@ static dkv_status explain(const char *spec, const char *line, question *w) {
     dkv_worker worker;
     dkv_problem p;
     dkv_err err = {0};
-    dkv_case_options options = {
-        .data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .repeats = 1, .observe = ask, .observe_arg = w};
+    dkv_case_options options = {.data_dir = dkv_dataDir(),
+                                .level = 1e-9,
+                                .threads = 1,
+                                .repeats = 1,
+                                .observe = ask,
+                                .observe_arg = w};
     w->n = -2;
     if (dkv_parseKernelSpec(spec, &s, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err))
         fail_msg("%s: %s", line, err.text);
@@ -101,7 +107,8 @@ static void show(const question *w) {
     printf("n %d, %.2f s %s\n", w->n, w->seconds, w->err.text);
     for (int i = 0; i < w->n; i++) {
         const dkv_hypothesis *h = &w->out[i];
-        printf("  %s%-10s %-28s %.4f %s {", h->claimed ? "* " : "", h->family, h->name, h->share, h->sentence);
+        printf("  %s%-10s %-28s %.4f %s {", h->claimed ? "* " : "", h->family, h->name, h->share,
+               h->sentence);
         for (int m = 0; m < h->n_members && m < DKV_CLASS_MAX; m++) printf(" %s", h->members[m]);
         printf(" }%s%s\n", h->evidence[0] ? "\n      " : "", h->evidence);
     }
@@ -185,7 +192,9 @@ static void probes_say_which_keys(void **state) {
     (void)state;
     question w = {.exclude = "X4,prefix's last key lost"};
     explain("emu+fault=X4", LINE, &w);
-    if (w.n < 1 || !w.out[0].claimed || !strstr(w.out[0].evidence, "rows 0 to 18 of response (segment 1) miss key 32 of the prompt of group 0")) {
+    if (w.n < 1 || !w.out[0].claimed ||
+        !strstr(w.out[0].evidence,
+                "rows 0 to 18 of response (segment 1) miss key 32 of the prompt of group 0")) {
         show(&w);
         fail_msg("the lost key is not named");
     }
@@ -205,9 +214,10 @@ static bool inClass(const dkv_hypothesis *h, const char *name) {
     return false;
 }
 
-static void writeRow(FILE *out, const char *fault, const char *kind, const char *line, const char *exclude, dkv_status status,
-                     const question *w) {
-    const dkv_hypothesis *top = w->n > 0 ? &w->out[0] : NULL, *named = top && !top->claimed && w->n > 1 ? &w->out[1] : top;
+static void writeRow(FILE *out, const char *fault, const char *kind, const char *line, const char *exclude,
+                     dkv_status status, const question *w) {
+    const dkv_hypothesis *top = w->n > 0 ? &w->out[0] : NULL,
+                         *named = top && !top->claimed && w->n > 1 ? &w->out[1] : top;
     cJSON *row = cJSON_CreateObject();
     cJSON_AddStringToObject(row, "fault", fault);
     cJSON_AddStringToObject(row, "on", kind);
@@ -233,7 +243,8 @@ static void writeRow(FILE *out, const char *fault, const char *kind, const char 
 }
 
 /* One fault on one line; false: it does not show there. */
-static bool tryFault(FILE *out, const char *fault, const char *kind, const char *line, bool exclude, bool anyway) {
+static bool tryFault(FILE *out, const char *fault, const char *kind, const char *line, bool exclude,
+                     bool anyway) {
     char spec[64];
     question w = {.exclude = exclude ? fault : NULL};
     snprintf(spec, sizeof spec, "emu+fault=%s", fault);
@@ -285,7 +296,8 @@ static bool isDone(FILE *f, const char *fault) {
     return false;
 }
 
-/* Of the faults that show on the lines above: the right one (or its class) first in 85 of 100, none claimed wrongly. */
+/* Of the faults that show on the lines above: the right one (or its class) first in 85 of 100, none claimed
+ * wrongly. */
 static void mustBeRight(FILE *f) {
     char row[1 << 14];
     int all = 0, right = 0, wrong = 0;
@@ -307,9 +319,9 @@ static void mustBeRight(FILE *f) {
     assert_int_equal(wrong, 0);
 }
 
-/* DUALKV_EXPLAIN=FILE: every fault of the power records, on the line that first caught it, on its shrunk line, and on the
- * first of the lines above that shows it, there with and without its own entry in the catalogue; a row each. Goes on where
- * the file ends. */
+/* DUALKV_EXPLAIN=FILE: every fault of the power records, on the line that first caught it, on its shrunk
+ * line, and on the first of the lines above that shows it, there with and without its own entry in the
+ * catalogue; a row each. Goes on where the file ends. */
 static void the_catalogue(void **state) {
     (void)state;
     const char *path = getenv("DUALKV_EXPLAIN");
@@ -352,13 +364,10 @@ int main(int argc, char **argv) {
         by_hand(NULL);
         return 0;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(planted_faults_are_named),
-                                       cmocka_unit_test(a_right_kernel_needs_no_explanation),
-                                       cmocka_unit_test(replicated_kernels_too),
-                                       cmocka_unit_test(few_elements_prove_nothing),
-                                       cmocka_unit_test(what_is_not_in_the_catalogue),
-                                       cmocka_unit_test(probes_say_which_keys),
-                                       cmocka_unit_test(lost_updates_are_no_order),
-                                       cmocka_unit_test(the_catalogue)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(planted_faults_are_named),     cmocka_unit_test(a_right_kernel_needs_no_explanation),
+        cmocka_unit_test(replicated_kernels_too),       cmocka_unit_test(few_elements_prove_nothing),
+        cmocka_unit_test(what_is_not_in_the_catalogue), cmocka_unit_test(probes_say_which_keys),
+        cmocka_unit_test(lost_updates_are_no_order),    cmocka_unit_test(the_catalogue)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
