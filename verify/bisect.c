@@ -14,15 +14,15 @@ enum {
     FIRST_SEED = 900001
 };
 
-static const dkv_tested *lastTested(const dkv_hunt *h) { return &h->list[h->n - 1]; }
+static const dkv_tested *lastTested(const dkv_bisection *h) { return &h->list[h->n - 1]; }
 
-const dkv_tested *dkv_findTested(const dkv_hunt *h, const char *id) {
+const dkv_tested *dkv_findTested(const dkv_bisection *h, const char *id) {
     for (long i = 0; i < h->n; i++)
         if (strcmp(h->list[i].info.id, id) == 0) return &h->list[i];
     return NULL;
 }
 
-void dkv_freeHunt(dkv_hunt *h) {
+void dkv_freeBisection(dkv_bisection *h) {
     for (long i = 0; i < h->n; i++) dkv_freeTrial(&h->list[i].trial);
     free(h->list);
     free(h->end.possible);
@@ -58,7 +58,7 @@ static double plainValue(const dkv_trial *t) {
 }
 
 /* The verdict of a metric. */
-static void measure(const dkv_hunt *h, dkv_tested *t) {
+static void measure(const dkv_bisection *h, dkv_tested *t) {
     dkv_trial *trial = &t->trial;
     if (trial->build != DKV_BUILD_OK) return;
     t->value = valueOf(trial, h->metric, h->tensor, h->line);
@@ -74,7 +74,7 @@ static void measure(const dkv_hunt *h, dkv_tested *t) {
 
 /* ---- testing ---- */
 
-static int addTested(dkv_hunt *h, const char *id, bool sure, dkv_err *err) {
+static int addTested(dkv_bisection *h, const char *id, bool sure, dkv_err *err) {
     if (h->n == h->room) {
         long room = h->room * 2 + 16;
         void *more = realloc(h->list, (size_t)room * sizeof *h->list);
@@ -94,13 +94,13 @@ static int addTested(dkv_hunt *h, const char *id, bool sure, dkv_err *err) {
     return 0;
 }
 
-static void tell(const dkv_hunt *h) {
+static void tell(const dkv_bisection *h) {
     if (h->tested) h->tested(h, lastTested(h));
 }
 
-static const char *endWord(const dkv_hunt *h, int end) { return end ? h->bad : h->good; }
+static const char *endWord(const dkv_bisection *h, int end) { return end ? h->bad : h->good; }
 
-static int refuseEnd(const dkv_hunt *h, int end, const dkv_trial *t, dkv_err *err) {
+static int refuseEnd(const dkv_bisection *h, int end, const dkv_trial *t, dkv_err *err) {
     const char *name = end ? "bad" : "good";
     if (t->build != DKV_BUILD_OK)
         return dkv_fail(err, DKV_EHARNESS, "the %s end %.60s (%.12s) cannot be tested: %.300s", name, endWord(h, end), t->id,
@@ -116,7 +116,7 @@ static int refuseEnd(const dkv_hunt *h, int end, const dkv_trial *t, dkv_err *er
                     end ? "fails no case (--metric NAME finds drifts)" : "fails", end ? "" : ": ", end ? "" : t->why);
 }
 
-static int testEnds(dkv_hunt *h, dkv_err *err) {
+static int testEnds(dkv_bisection *h, dkv_err *err) {
     for (int end = 0; end < 2; end++) {
         int rc = addTested(h, h->ends[end], true, err);
         if (rc) return rc;
@@ -131,7 +131,7 @@ static int testEnds(dkv_hunt *h, dkv_err *err) {
 
 /* Kernels that declare nothing are judged by what fits best, which may be another arithmetic for each commit: all are held to
  * the good end's. */
-static bool holdArithmetic(dkv_hunt *h, const dkv_trial *good) {
+static bool holdArithmetic(dkv_bisection *h, const dkv_trial *good) {
     bool any = false;
     for (long i = 0; i < good->n_lines; i++) {
         const dkv_bisect_row *row = &good->rows[i];
@@ -158,7 +158,7 @@ static int reseed(const char *line, uint64_t seed, char out[DKV_LINE_MAX + 1], d
 }
 
 /* Runs of the good end on further seeds of one line; x[tensor][SEEDS]. */
-static int trySeeds(dkv_hunt *h, long line, dkv_trial *out, dkv_err *err) {
+static int trySeeds(dkv_bisection *h, long line, dkv_trial *out, dkv_err *err) {
     dkv_trying t = *h->trying;
     char *lines[SEEDS] = {0};
     int rc = 0;
@@ -179,7 +179,7 @@ static int trySeeds(dkv_hunt *h, long line, dkv_trial *out, dkv_err *err) {
     return rc;
 }
 
-static void intervalFor(const dkv_hunt *h, const dkv_trial *good, const dkv_trial *seeds, int tensor, long line, double level,
+static void intervalFor(const dkv_bisection *h, const dkv_trial *good, const dkv_trial *seeds, int tensor, long line, double level,
                         dkv_interval *out) {
     double *x = malloc(sizeof *x * (size_t)(good->runs + SEEDS)), at = valueOf(good, h->metric, tensor, line);
     int n = 0;
@@ -198,7 +198,7 @@ static void intervalFor(const dkv_hunt *h, const dkv_trial *good, const dkv_tria
 }
 
 /* Of all cases and tensors that the metric may mean: the one by which the ends differ most. */
-static int choose(dkv_hunt *h, const dkv_trial *good, const dkv_trial *bad, dkv_err *err) {
+static int choose(dkv_bisection *h, const dkv_trial *good, const dkv_trial *bad, dkv_err *err) {
     const dkv_metric *m = h->metric;
     const bool timed = dkv_isTime(m), seeded = !timed && m->kind != DKV_M_RMS;
     const double level = h->error / (2.0 * h->steps * (double)good->n_lines * (m->tensor < 0 && !timed ? DKV_N_OUTPUTS : 1));
@@ -235,12 +235,12 @@ static int choose(dkv_hunt *h, const dkv_trial *good, const dkv_trial *bad, dkv_
                     h->tensor >= 0 && m->tensor < 0 ? "." : "", m->name, h->interval.at, value, h->interval.low, h->interval.high);
 }
 
-static int needBuilt(const dkv_hunt *h, int end, dkv_err *err) {
+static int needBuilt(const dkv_bisection *h, int end, dkv_err *err) {
     const dkv_trial *t = &h->list[end].trial;
     return t->build == DKV_BUILD_OK ? 0 : refuseEnd(h, end, t, err);
 }
 
-static int measureEnds(dkv_hunt *h, dkv_err *err) {
+static int measureEnds(dkv_bisection *h, dkv_err *err) {
     h->interval.at = NAN;
     int rc = addTested(h, h->ends[0], true, err);
     if (!rc) rc = needBuilt(h, 0, err);
@@ -272,7 +272,7 @@ static int measureEnds(dkv_hunt *h, dkv_err *err) {
 
 /* ---- the search ---- */
 
-static int search(dkv_hunt *h, dkv_err *err) {
+static int search(dkv_bisection *h, dkv_err *err) {
     static const char *const words[] = {"good", "bad", "skip"};
     char id[DKV_HASH_MAX];
     int rc = dkv_startBisect(h->repo, h->ends[0], h->ends[1], h->paths, err);
@@ -289,7 +289,7 @@ static int search(dkv_hunt *h, dkv_err *err) {
     return rc;
 }
 
-static void countRuns(dkv_hunt *h) {
+static void countRuns(dkv_bisection *h) {
     h->steps = 2;
     for (long left = h->between; left > 1; left /= 2) h->steps++;
     h->trying->any = h->flaky > 0;
@@ -299,7 +299,7 @@ static void countRuns(dkv_hunt *h) {
     h->runs_made = h->trying->runs = runs;
 }
 
-int dkv_runHunt(dkv_hunt *h, dkv_err *err) {
+int dkv_runBisection(dkv_bisection *h, dkv_err *err) {
     int rc = dkv_findCommit(h->repo, "--good", h->good, h->ends[0], err);
     if (!rc) rc = dkv_findCommit(h->repo, "--bad", h->bad, h->ends[1], err);
     if (!rc) rc = dkv_countBetween(h->repo, h->ends[0], h->ends[1], h->paths, &h->between, &h->linear, err);

@@ -12,7 +12,7 @@ typedef struct dkv_tested {
     double value; /* of the metric; without one, the largest error over its bound; NAN: none */
 } dkv_tested;
 
-typedef struct dkv_hunt {
+typedef struct dkv_bisection {
     /* in */
     dkv_repo *repo;
     dkv_trying *trying;
@@ -22,8 +22,8 @@ typedef struct dkv_hunt {
     double flaky;                   /* probability that a bad commit fails in one run; 0: it always does */
     double error;                   /* probability of a wrong answer by chance */
     int runs;                       /* as given; 0: what follows */
-    void (*begun)(const struct dkv_hunt *h); /* once the ends are named */
-    void (*tested)(const struct dkv_hunt *h, const dkv_tested *t);
+    void (*begun)(const struct dkv_bisection *h); /* once the ends are named */
+    void (*tested)(const struct dkv_bisection *h, const dkv_tested *t);
     void *arg;
     /* out */
     char ends[2][DKV_HASH_MAX];     /* good, bad */
@@ -38,12 +38,12 @@ typedef struct dkv_hunt {
     dkv_tested *list;               /* the ends first; owned */
     long n, room;
     dkv_bisect_end end;
-} dkv_hunt;
+} dkv_bisection;
 
 /* DKV_EUSER: words that name nothing. DKV_EHARNESS: the ends are not as they are said to be, git failed, or the run is to
  * stop. The worktree is the caller's to close. */
-int dkv_runHunt(dkv_hunt *h, dkv_err *err);
-const dkv_tested *dkv_findTested(const dkv_hunt *h, const char *id);
-void dkv_freeHunt(dkv_hunt *h);
+int dkv_runBisection(dkv_bisection *h, dkv_err *err);
+const dkv_tested *dkv_findTested(const dkv_bisection *h, const char *id);
+void dkv_freeBisection(dkv_bisection *h);
 
 #endif

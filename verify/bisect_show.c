@@ -15,7 +15,7 @@ enum { BAR = 40, POSSIBLE_TOLD = 12 };
 
 static const char *const verdicts[] = {"good", "bad", "skipped"};
 
-void dkv_nameValue(const dkv_hunt *h, char *out, size_t n) {
+void dkv_nameValue(const dkv_bisection *h, char *out, size_t n) {
     if (!h->metric) snprintf(out, n, "err/bound");
     else if (h->metric->tensor < 0 && h->tensor >= 0)
         snprintf(out, n, "%s.%s", dkv_tensorName((dkv_tensor_id)h->tensor), h->metric->name);
@@ -27,14 +27,14 @@ static void sayValue(double x, char *out, size_t n) {
     else snprintf(out, n, "%.4g", x);
 }
 
-void dkv_sayBegun(const dkv_hunt *h, FILE *f) {
+void dkv_sayBegun(const dkv_bisection *h, FILE *f) {
     fprintf(f, "%ld commit%s from %.12s (good) to %.12s (bad): about %d to test, %d run%s each\n", h->between,
             h->between == 1 ? "" : "s", h->ends[0], h->ends[1], h->steps, h->runs_made, h->runs_made == 1 ? "" : "s");
     if (!h->linear) fprintf(f, "the good one is no ancestor of the bad one: where their histories part is tested, too\n");
     if (h->repo->dirty) fprintf(f, "note: changes in %s that are not committed are no part of this\n", h->repo->path);
 }
 
-void dkv_sayTested(const dkv_hunt *h, const dkv_tested *t, bool colour, FILE *f) {
+void dkv_sayTested(const dkv_bisection *h, const dkv_tested *t, bool colour, FILE *f) {
     static const char *const tints[] = {"\033[32m", "\033[31m", "\033[33m"};
     const dkv_trial *r = &t->trial;
     char value[32], how[64] = "";
@@ -55,7 +55,7 @@ static int byPosition(const void *a, const void *b) {
 }
 
 /* What was tested, in the order of history; NULL where out of memory. */
-static const dkv_tested **inOrder(const dkv_hunt *h) {
+static const dkv_tested **inOrder(const dkv_bisection *h) {
     const dkv_tested **list = malloc(sizeof *list * (size_t)(h->n + 1));
     for (long i = 0; list && i < h->n; i++) list[i] = &h->list[i];
     if (list) qsort(list, (size_t)h->n, sizeof *list, byPosition);
@@ -63,7 +63,7 @@ static const dkv_tested **inOrder(const dkv_hunt *h) {
 }
 
 /* The last good one before. */
-static const dkv_tested *before(const dkv_hunt *h, const dkv_tested *first) {
+static const dkv_tested *before(const dkv_bisection *h, const dkv_tested *first) {
     const dkv_tested *last = NULL;
     for (long i = 0; i < h->n && first; i++) {
         const dkv_tested *t = &h->list[i];
@@ -74,7 +74,7 @@ static const dkv_tested *before(const dkv_hunt *h, const dkv_tested *first) {
     return last;
 }
 
-static void sayPlot(const dkv_hunt *h, FILE *f) {
+static void sayPlot(const dkv_bisection *h, FILE *f) {
     const dkv_tested **list = inOrder(h);
     char name[40];
     double low = INFINITY, high = -INFINITY;
@@ -107,7 +107,7 @@ static void sayPlot(const dkv_hunt *h, FILE *f) {
     free(list);
 }
 
-static void sayStep(const dkv_hunt *h, const dkv_tested *first, FILE *f) {
+static void sayStep(const dkv_bisection *h, const dkv_tested *first, FILE *f) {
     const dkv_tested *last = before(h, first);
     char name[40], from[32], to[32];
     dkv_nameValue(h, name, sizeof name);
@@ -128,7 +128,7 @@ static void sayStep(const dkv_hunt *h, const dkv_tested *first, FILE *f) {
     else fprintf(f, "\n  (seeds are fixed; the ratio of two rms of %.3g independent rows)\n", h->interval.dof);
 }
 
-static void saySurety(const dkv_hunt *h, FILE *f) {
+static void saySurety(const dkv_bisection *h, FILE *f) {
     long skipped = 0, flaky = 0;
     for (long i = 0; i < h->n; i++) {
         skipped += h->list[i].trial.build != DKV_BUILD_OK;
@@ -153,7 +153,7 @@ static void saySurety(const dkv_hunt *h, FILE *f) {
                 2 * pow(0.5, n));
 }
 
-static void sayPossible(const dkv_hunt *h, FILE *f) {
+static void sayPossible(const dkv_bisection *h, FILE *f) {
     fprintf(f, "\nonly commits that say nothing are left: the first bad one is any of %ld\n", h->end.n);
     for (long i = 0; i < h->end.n && i < POSSIBLE_TOLD; i++) {
         const dkv_tested *t = dkv_findTested(h, h->end.possible[i]);
@@ -165,7 +165,7 @@ static void sayPossible(const dkv_hunt *h, FILE *f) {
     if (h->end.n > POSSIBLE_TOLD) fprintf(f, "  and %ld more\n", h->end.n - POSSIBLE_TOLD);
 }
 
-void dkv_sayAgain(const dkv_hunt *h, const char *id, char *out, size_t n) {
+void dkv_sayAgain(const dkv_bisection *h, const char *id, char *out, size_t n) {
     const dkv_trying *t = h->trying;
     static char repo[4 * PATH_MAX], build[1 << 16], kernel[8192], line[DKV_LINE_MAX + 64];
     const dkv_tested *x = dkv_findTested(h, id);
@@ -178,7 +178,7 @@ void dkv_sayAgain(const dkv_hunt *h, const char *id, char *out, size_t n) {
              id, id, id, t->build ? " && sh -c " : "", t->build ? build : "", line, kernel);
 }
 
-void dkv_sayAnswer(const dkv_hunt *h, FILE *f) {
+void dkv_sayAnswer(const dkv_bisection *h, FILE *f) {
     static char again[1 << 17];
     const dkv_tested *first = h->end.found ? dkv_findTested(h, h->end.first) : NULL;
     if (!first) {
@@ -210,7 +210,7 @@ static const char *kindOf(const char *path) {
 }
 
 /* Points of one verdict; numbers that cannot be drawn are left out. */
-static void putPoints(const dkv_hunt *h, FILE *f, int verdict, bool logs) {
+static void putPoints(const dkv_bisection *h, FILE *f, int verdict, bool logs) {
     const dkv_tested **list = inOrder(h);
     fprintf(f, "$%s << EOD\n", verdicts[verdict]);
     for (long i = 0; list && i < h->n; i++)
@@ -220,7 +220,7 @@ static void putPoints(const dkv_hunt *h, FILE *f, int verdict, bool logs) {
     free(list);
 }
 
-static char *makeScript(const dkv_hunt *h, const char *path) {
+static char *makeScript(const dkv_bisection *h, const char *path) {
     char *text = NULL, name[40];
     size_t n = 0;
     FILE *f = open_memstream(&text, &n);
@@ -249,7 +249,7 @@ static char *makeScript(const dkv_hunt *h, const char *path) {
     return text;
 }
 
-int dkv_drawHunt(const dkv_hunt *h, const char *path, dkv_err *err) {
+int dkv_drawBisection(const dkv_bisection *h, const char *path, dkv_err *err) {
     const char *argv[] = {"gnuplot", "-", NULL};
     char why[300];
     if (!kindOf(path)) return dkv_fail(err, DKV_EUSER, "--plot: '%.80s' ends neither in .svg nor in .png", path);
@@ -280,7 +280,7 @@ static char *finish(cJSON *o) {
     return text;
 }
 
-char *dkv_printTested(const dkv_hunt *h, const dkv_tested *t) {
+char *dkv_printTested(const dkv_bisection *h, const dkv_tested *t) {
     cJSON *o = cJSON_CreateObject();
     char name[40];
     const dkv_trial *r = &t->trial;
@@ -309,7 +309,7 @@ char *dkv_printTested(const dkv_hunt *h, const dkv_tested *t) {
     return finish(o);
 }
 
-static void addStep(cJSON *o, const dkv_hunt *h, const dkv_tested *first) {
+static void addStep(cJSON *o, const dkv_bisection *h, const dkv_tested *first) {
     const dkv_tested *last = before(h, first);
     char *stat = dkv_diffstat(h->repo, first->info.id);
     cJSON_AddStringToObject(o, "first_bad", first->info.id);
@@ -326,7 +326,7 @@ static void addStep(cJSON *o, const dkv_hunt *h, const dkv_tested *first) {
     free(stat);
 }
 
-char *dkv_printAnswer(const dkv_hunt *h) {
+char *dkv_printAnswer(const dkv_bisection *h) {
     static char again[1 << 17];
     cJSON *o = cJSON_CreateObject();
     char name[40];

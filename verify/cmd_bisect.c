@@ -21,7 +21,7 @@ typedef struct run {
     dkv_trying trying;
     dkv_selection lines;
     dkv_metric metric;
-    dkv_hunt hunt;
+    dkv_bisection hunt;
     dkv_record_file file;
     FILE *out;
     bool colour;
@@ -51,7 +51,7 @@ static int needWords(const dkv_cli *cli, dkv_err *err) {
     if (cli->runs && cli->flaky > 0) return dkv_fail(err, DKV_EUSER, "--repeats and --flaky together: the runs follow from --flaky");
     if (cli->metric && cli->flaky > 0) return dkv_fail(err, DKV_EUSER, "--metric and --flaky together");
     if (cli->build && !cli->build[0]) return dkv_fail(err, DKV_EUSER, "--build: the command is empty");
-    return cli->plot ? dkv_drawHunt(NULL, cli->plot, err) : 0;
+    return cli->plot ? dkv_drawBisection(NULL, cli->plot, err) : 0;
 }
 
 static int selectLines(run *r, dkv_err *err) {
@@ -129,24 +129,24 @@ static void writeJson(run *r, char *json) {
     free(json);
 }
 
-static void begun(const dkv_hunt *h) {
+static void begun(const dkv_bisection *h) {
     run *r = h->arg;
     if (!r->cli->quiet) dkv_sayBegun(h, r->out);
 }
 
-static void tested(const dkv_hunt *h, const dkv_tested *t) {
+static void tested(const dkv_bisection *h, const dkv_tested *t) {
     run *r = h->arg;
     if (!r->cli->quiet) dkv_sayTested(h, t, r->colour, r->out);
     writeJson(r, dkv_printTested(h, t));
 }
 
 static int sayFound(run *r, dkv_err *err) {
-    const dkv_hunt *h = &r->hunt;
+    const dkv_bisection *h = &r->hunt;
     const char *plot = r->cli->plot;
     if (r->cli->quiet && h->end.found) fprintf(r->out, "%s\n", h->end.first);
     else dkv_sayAnswer(h, r->out);
     writeJson(r, dkv_printAnswer(h));
-    int rc = plot ? dkv_drawHunt(h, plot, err) : 0;
+    int rc = plot ? dkv_drawBisection(h, plot, err) : 0;
     if (rc == DKV_EHARNESS) { /* the answer stands without a drawing */
         fprintf(stderr, "note: no plot: %s\n", err->text);
         rc = 0;
@@ -156,11 +156,11 @@ static int sayFound(run *r, dkv_err *err) {
 
 static int huntCommits(run *r, dkv_err *err) {
     const dkv_cli *cli = r->cli;
-    r->hunt = (dkv_hunt){.repo = &r->repo, .trying = &r->trying, .good = cli->good, .bad = cli->bad, .paths = cli->paths,
+    r->hunt = (dkv_bisection){.repo = &r->repo, .trying = &r->trying, .good = cli->good, .bad = cli->bad, .paths = cli->paths,
                          .metric = cli->metric ? &r->metric : NULL, .flaky = cli->flaky,
                          .error = cli->error_probability > 0 ? cli->error_probability : ERROR, .runs = cli->runs,
                          .begun = begun, .tested = tested, .arg = r};
-    int rc = dkv_runHunt(&r->hunt, err);
+    int rc = dkv_runBisection(&r->hunt, err);
     return rc ? dkv_stopRequested ? 0 : dkv_complain(err) : sayFound(r, err);
 }
 
@@ -218,7 +218,7 @@ static char *printFlags(const run *r, const dkv_flag_search *s) {
 
 static int huntFlags(run *r, dkv_err *err) {
     dkv_flag_search s = {.test = testFlags, .arg = r};
-    r->hunt = (dkv_hunt){.repo = &r->repo, .trying = &r->trying};
+    r->hunt = (dkv_bisection){.repo = &r->repo, .trying = &r->trying};
     r->trying.runs = r->cli->flaky > 0 ? dkv_runsNeeded(r->cli->flaky, r->cli->error_probability > 0 ? r->cli->error_probability : ERROR,
                                                         DKV_FLAGS_MAX)
                      : r->cli->runs ? r->cli->runs : 1;
@@ -251,7 +251,7 @@ int dkv_cmdBisect(const dkv_cli *cli) {
     }
     fflush(NULL);
     if (dkv_stopRequested) _exit(code); /* threads in an oracle may still run: leave without unwinding */
-    dkv_freeHunt(&r.hunt);
+    dkv_freeBisection(&r.hunt);
     dkv_closeCache(&r.cache);
     dkv_closeRepo(&r.repo);
     dkv_freeSelection(&r.lines);

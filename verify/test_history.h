@@ -23,7 +23,7 @@ typedef struct history {
 /* ---- helpers ---- */
 
 __attribute__((unused)) static char *readFile(const char *name) {
-    char *text = malloc(1 << 18);
+    char *text = (char *)malloc(1 << 18);
     assert_non_null(text);
     readAll(name, text, 1 << 18);
     return text;
