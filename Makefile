@@ -101,7 +101,7 @@ test-one: $(B)/test/$(T) all $(TESTKERNELS) ## one test: make test-one T=ref/tes
 	DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/$(T)
 
 # Installs what is missing, once, where it may.
-DEPS := libopenblas-dev libcmocka-dev librandom123-dev libcjson-dev libsqlite3-dev python3-numpy python3-yaml gnuplot-nox libxml2-utils
+DEPS := git libopenblas-dev libcmocka-dev librandom123-dev libcjson-dev libsqlite3-dev python3-numpy python3-yaml gnuplot-nox libxml2-utils
 deps: ## install the packages that are needed (Debian, Ubuntu)
 	@if ! printf '#include <stdarg.h>\n#include <stddef.h>\n#include <setjmp.h>\n#include <stdint.h>\n#include <cmocka.h>\n#include <cblas.h>\n#include <cjson/cJSON.h>\n#include <sqlite3.h>\n#include <Random123/philox.h>\n' \
 	    | $(CC) -fsyntax-only -xc - 2>/dev/null || ! command -v xmllint >/dev/null || ! /usr/bin/python3 -c 'import yaml' 2>/dev/null; then \
