@@ -105,7 +105,7 @@ static void repeatRuns(dkv_diag *d) {
         compareRun(d, &packed, &vary);
         if (c->kernel.d.replicated) dkv_freeOutputs(&packed);
     }
-    for (int i = 0; i < d->o->repeats && dkv_hasTime(d); i++) {
+    for (int i = 0; i < d->o->repeats && dkv_hasTime(d, 0.2); i++) {
         dkv_run run = {0};
         dkv_outputs packed = {0};
         dkv_outcome o = dkv_runSide(&c->kernel, DKV_RUNS_MAX + 1 + i, &run);

@@ -11,6 +11,8 @@
 
 enum { ROWS = 256, KEYS = 32, PARTS = 96, TILES = 32, EQUATIONS_DIM = DKV_DIM_MAX };
 
+#define FAINT 0.2 /* of an error and its noise: less of it tells nothing */
+
 /* At most `n` of the rows that are off (of all, where none is) and finite, spread evenly. */
 static int sampleRows(const dkv_map *m, dkv_tensor_id id, int n, int64_t *rows) {
     int64_t all = m->tokens * m->heads, good = 0, seen = 0;
@@ -57,31 +59,41 @@ double dkv_fitFactor(const dkv_diag *d, dkv_tensor_id id, double *factor) {
     return n > 1 || m->dim > 1 ? 1 - left / n : NAN;
 }
 
+/* Each row counts by its noise where the arithmetic is known, and the noise that rounding leaves is taken
+ * off: faults that are not much larger than it have their share, too. */
 double dkv_fitDelta(const dkv_diag *d) {
     const dkv_map *m = &d->map[DKV_DQ];
     const dualkv_problem *v = &d->c->packed.view;
+    const double *sigma2 = d->known && d->c->oracle.has_twin[DKV_DQ] ? d->c->oracle.sigma2.dq : NULL;
     dkv_pairs x;
     int64_t rows[ROWS];
-    double share = 0, grow[DKV_DIM_MAX];
+    double gross = 0, fine = 0, all = 0, grow[DKV_DIM_MAX];
     const int n = sampleRows(m, DKV_DQ, ROWS, rows);
     if (!n || v->dqk < 4 || dkv_openPairs(d, &x, NULL)) return NAN;
     for (int i = 0; i < n; i++) {
         int64_t t = rows[i] / v->hq;
         int32_t h = (int32_t)(rows[i] % v->hq), s = dkv_segmentOf(&d->c->packed, false, t);
-        double ee = 0, eg = 0, gg = 0;
+        double ee = 0, eg = 0, gg = 0, noise = 0;
         dkv_pairRow(&x, s, t - v->segments[s].q_start, h, true);
         memset(grow, 0, sizeof grow);
         for (int64_t j = 0; j < x.n; j++)
             for (int c = 0; c < v->dqk && x.p[j] > 0; c++)
                 grow[c] += x.p[j] * x.slope[j] * x.k[j * v->dqk + c];
         for (int c = 0; c < v->dqk; c++) {
-            double e = m->got[rows[i] * v->dqk + c] - m->base[rows[i] * v->dqk + c];
+            const int64_t at = rows[i] * v->dqk + c;
+            const double e = m->got[at] - m->base[at];
             ee += e * e, eg += e * grow[c], gg += grow[c] * grow[c];
+            if (sigma2) noise += sigma2[at];
         }
-        if (ee > 0 && gg > 0) share += eg * eg / (ee * gg);
+        if (!(ee > 0 && gg > 0)) continue;
+        gross += eg * eg / (ee * gg);
+        if (!(noise > 0)) continue;
+        fine += (eg * eg / gg - noise / v->dqk) / (ee + noise);
+        all += (ee - noise) / (ee + noise);
     }
     dkv_closePairs(&x);
-    return (share / n - 1.0 / v->dqk) / (1 - 1.0 / v->dqk); /* chance alone explains 1/Dqk */
+    gross = (gross / n - 1.0 / v->dqk) / (1 - 1.0 / v->dqk); /* chance alone explains 1/Dqk */
+    return all > FAINT * n ? fmax(gross, fine / all) : gross;
 }
 
 /* ---- parts of a sum ---- */

@@ -38,8 +38,8 @@ static inline bool dkv_isOff(const dkv_diag *d, dkv_tensor_id id) {
     return d->map[id].present && d->map[id].n_off > 0;
 }
 double dkv_diagNow(void);
-/* Is there time for another run that may take as long as the case did? */
-bool dkv_hasTime(const dkv_diag *d);
+/* Is less than this share of the time for runs over? */
+bool dkv_hasTime(const dkv_diag *d, double share);
 
 /* diagnose_map.c */
 int dkv_makeMaps(dkv_diag *d, dkv_err *err);

@@ -9,7 +9,7 @@
 #include "diagnose_impl.h"
 #include "diagnose_set.h"
 
-enum { FEW = 200 }; /* of so many rows one that is off says nothing, where forward is off, too */
+enum { FEW = 200 }; /* of so many rows one that is off by its noise says nothing */
 
 double dkv_diagNow(void) {
     struct timespec t;
@@ -17,9 +17,9 @@ double dkv_diagNow(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-bool dkv_hasTime(const dkv_diag *d) {
+bool dkv_hasTime(const dkv_diag *d, double share) {
     const double limit = d->o->seconds > 0 ? d->o->seconds : 30;
-    return !dkv_stopRequested && dkv_diagNow() - d->start < limit;
+    return !dkv_stopRequested && dkv_diagNow() - d->start < share * limit;
 }
 
 /* Backward of the kernel's own O and LSE, in double. */
@@ -119,8 +119,8 @@ static int makeMap(dkv_diag *d, dkv_tensor_id id, dkv_err *err) {
     const bool strict = id >= DKV_DQ && (dkv_isOff(d, DKV_O) || dkv_isOff(d, DKV_LSE));
     int rc = strict ? widenBounds(d, id, err) : 0;
     for (int64_t i = 0; i < (int64_t)rows && !rc; i++) judgeRow(d, id, i, strict);
-    if (strict &&
-        m->n_off * FEW < (int64_t)rows) { /* what an O far off makes of rounding is not bounded so well */
+    /* Noise that strayed; or, where O is far off, rounding that is not bounded so well. */
+    if ((strict || !m->n_outside) && m->n_off * FEW < (int64_t)rows) {
         memset(m->off, 0, rows);
         m->n_off = m->n_outside = m->n_nonfinite = 0;
     }

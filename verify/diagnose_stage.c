@@ -10,6 +10,7 @@
 #define MOSTLY 0.6   /* of the rows that were read: weights are called right */
 #define SOME 0.2     /* wrong: a kind of fault is named */
 #define GROSS 3.0    /* bounds: beyond it is no matter of a rounding more or less */
+#define BELIEVED 0.4 /* where the error is no larger than a rounding: rounding of dS has its part in it */
 #define EXPLAINS 0.8 /* of the error: a fit is believed */
 
 enum {
@@ -526,12 +527,14 @@ static void findBackward(dkv_diag *d) {
         (unsigned)q << DKV_DQ | (unsigned)k << DKV_DK | (unsigned)v << DKV_DV | (unsigned)sink << DKV_DSINK;
     const double delta = q ? dkv_fitDelta(d) : NAN;
     int weights = 0;
-    if (delta > (k ? EXPLAINS : 0.9)) {
+    if (delta > (!k ? 0.9 : isFine(d, DKV_DQ) ? BELIEVED : EXPLAINS)) {
         spotOfPairs(d, DKV_STAGE_DELTA, DKV_DQ, all & ~(v ? 1u << DKV_DV : 0u), delta);
         if (v) spotOfKeys(d, false, true);
         return;
     }
-    if (q && (k || v) && d->out->tensor[DKV_DQ].scaled_share > 0.995) { /* alone, whatever the others have */
+    const dkv_tensor_where *dq = &d->out->tensor[DKV_DQ];
+    if (q && (k || v) && dq->scaled_share > 0.995 &&
+        fabs(dq->scaled) > 0.01) { /* alone, whatever the others have */
         spotOfSum(d, DKV_STAGE_DQ, DKV_DQ, 1u << DKV_DQ);
         q = false;
     }

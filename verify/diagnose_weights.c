@@ -176,7 +176,7 @@ static bool readAll(reading *x, const uint8_t *off) {
     int64_t *next = calloc((size_t)v->hkv + 1, sizeof *next);
     if (x->weight && x->bound && next) {
         for (size_t i = 0; i < n; i++) x->bound[i] = -1;
-        for (int run = 0; run < RUNS && dkv_hasTime(x->d); run++) {
+        for (int run = 0; run < RUNS && dkv_hasTime(x->d, x->backward ? 1 : 0.6); run++) {
             if (!x->backward && (int64_t)run * v->dv >= x->n_keys) break;
             if (!(x->backward ? readBackward(x, next) : readForward(x, (int64_t)run * v->dv))) break;
             any = true;
@@ -311,12 +311,26 @@ static int64_t countAt(const row_view *w, double base) {
     return n;
 }
 
-/* Weights as they must be, whatever LSE is: right, unless their mean says that they share a factor. */
-static dkv_weight_kind judgeMean(const row_view *w) {
-    double mean = 0, noise = 0;
+/* Weights as they must be, whatever LSE is: right, unless together they go with the score, or share a
+ * factor. */
+static dkv_weight_kind judgeMean(row_view *w) {
+    double mean = 0, noise = 0, s = 0, up = 0, across = 0, slope_noise = 0;
     for (int64_t i = 0; i < w->n; i++) {
         mean += w->key[i].ratio - w->lse_error;
         noise += w->key[i].bound * w->key[i].bound / (SIGMA * SIGMA);
+        s += w->key[i].s / (double)w->n;
+    }
+    for (int64_t i = 0; i < w->n; i++) {
+        const double by = w->key[i].s - s, sigma = w->key[i].bound / SIGMA;
+        up += by * (w->key[i].ratio - w->lse_error - mean / (double)w->n);
+        across += by * by;
+        slope_noise += by * by * sigma * sigma;
+    }
+    if (w->n > 3 && across > 0 && fabs(up) > ENOUGH * sqrt(slope_noise)) {
+        w->out->linear++;
+        w->out->n_linear++;
+        for (int64_t i = 0; i < w->n; i++) noteKey(w, w->key[i].pos, true);
+        return DKV_W_SCORES;
     }
     return fabs(mean) > ENOUGH * sqrt(noise) ? DKV_W_FACTOR : DKV_W_RIGHT;
 }
