@@ -69,7 +69,7 @@ CONTRAST = """(() => {
 
 
 class Browser:
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, sandbox: bool) -> None:
         self.profile = tempfile.TemporaryDirectory(prefix="dualkv-browser-")
         there, here = os.pipe(), os.pipe()  # to it, from it
 
@@ -83,7 +83,7 @@ class Browser:
                  "--disable-extensions", "--disable-background-networking", "--disable-component-update", "--disable-sync",
                  "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={self.profile.name}",
                  "about:blank"]
-        if os.geteuid() == 0:
+        if not sandbox:
             words.insert(1, "--no-sandbox")
         self.process = subprocess.Popen(words, preexec_fn=wire, close_fds=False, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.DEVNULL, start_new_session=True)
@@ -185,6 +185,16 @@ class Browser:
         self.profile.cleanup()
 
 
+def start(program: str) -> Browser:
+    """With its sandbox where it can have one: not as root, nor where user namespaces are forbidden."""
+    if os.geteuid() != 0:
+        try:
+            return Browser(program, True)
+        except (RuntimeError, OSError):
+            print("Chromium does not start in its sandbox: without")
+    return Browser(program, False)
+
+
 def judge(browser: Browser, page: pathlib.Path, shots: pathlib.Path | None = None) -> list[str]:
     bad: list[str] = []
     for name, width, dark in (("light", 1100, False), ("dark", 1100, True), ("narrow", 380, False)):
@@ -270,7 +280,7 @@ def main(words: list[str]) -> int:
     pages = [pathlib.Path(w) for w in words]
     if dualkv:
         pages.append(everything(dualkv, pathlib.Path(made.name)))
-    browser = Browser(program)
+    browser = start(program)
     try:
         for page in pages:
             bad = judge(browser, page, shots)
