@@ -56,6 +56,20 @@ void dkv_guardWorker(void) {
     close(fd);
 }
 
+static pid_t coordinator;
+
+/* The thread that started us has ended: the process, too? */
+static void threadEnded(int signal_number) {
+    (void)signal_number;
+    if (getppid() != coordinator) _exit(1);
+}
+
+void dkv_guardShared(void) {
+    struct sigaction act = {.sa_handler = threadEnded, .sa_flags = SA_RESTART};
+    coordinator = getppid();
+    if (sigaction(SIGUSR2, &act, NULL) == 0) prctl(PR_SET_PDEATHSIG, SIGUSR2);
+}
+
 void dkv_limitWorker(double bytes) {
 #ifndef __SANITIZE_ADDRESS__ /* its shadow counts */
     struct rlimit now;

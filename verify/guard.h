@@ -12,6 +12,9 @@ void dkv_guardCoordinator(void);
 /* In a worker that this program started: no right to look into other processes, none to outlive the coordinator, no core
  * files, and the first that goes where memory is short. */
 void dkv_guardWorker(void);
+/* In a worker that several threads of the coordinator use, after dkv_guardWorker: it lives on when the thread ends that
+ * happened to start it (which is what the kernel calls a parent's death). */
+void dkv_guardShared(void);
 /* In a worker whose kernel works in host memory: no more memory than is free now, so that an allocation is refused before
  * the machine is short of it. */
 void dkv_limitWorker(double bytes);

@@ -7,6 +7,7 @@
 
 #include "../ref/device.h"
 #include "gpu.h"
+#include "guard.h"
 #include "remote.h"
 #include "remote_arena.h"
 #include "spans.h"
@@ -49,6 +50,7 @@ static dkv_outcome findTables(dkv_remote_server *s, const char *plugin, char *wh
 dkv_outcome dkv_openServer(const char *plugin, dkv_remote_server **out, dkv_gpu_info *info, char *why, size_t n) {
     dkv_gpu *gpu = NULL;
     dkv_err err = {0};
+    dkv_guardShared(); /* any thread of the coordinator may have been the first to ask */
     *out = calloc(1, sizeof **out);
     if (!*out) return DKV_W_HARNESS;
     dkv_outcome o = findTables(*out, plugin, why, n);

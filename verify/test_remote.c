@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "../data/fill.h"
 #include "../data/suite.h"
@@ -86,6 +87,32 @@ static void both_must_agree(void **state) {
     assert_int_equal(judgeBy(DKV_ORACLE_BOTH, "off", 60, "emu", SMALL), DKV_ST_HARNESS_ERROR);
     assert_non_null(strstr(result->why, "oracles disagree: truth of O"));
     assert_int_equal(judgeBy(DKV_ORACLE_CUDA, "off", 60, "emu", SMALL), DKV_ST_FAILED);
+}
+
+static void *judgeInThread(void *remote) {
+    judge("emu", SMALL, remote, other);
+    return NULL;
+}
+
+/* A process that a thread started serves the others when that thread has ended. */
+static void outlives_the_thread_that_started_it(void **state) {
+    (void)state;
+    char path[500];
+    pthread_t thread;
+    dkv_remote r;
+    dkv_err err = {0};
+    pathOf(path, sizeof path);
+    if (dkv_openRemote(&r, DKV_ORACLE_CUDA, path, 60, &err)) fail_msg("%s", err.text);
+    assert_int_equal(pthread_create(&thread, NULL, judgeInThread, &r), 0);
+    pthread_join(thread, NULL);
+    const pid_t pid = r.worker[DKV_REMOTE_WORKERS - 1].pid;
+    assert_int_equal(other->status, DKV_ST_PASSED);
+    assert_true(pid > 0);
+    nanosleep(&(struct timespec){0, 50000000}, NULL);
+    judge("emu", SMALL, &r, result);
+    if (result->status != DKV_ST_PASSED) fail_msg("%s", result->why);
+    assert_int_equal(r.worker[DKV_REMOTE_WORKERS - 1].pid, pid);
+    dkv_closeRemote(&r);
 }
 
 static void failures_are_words(void **state) {
@@ -174,7 +201,7 @@ int main(int argc, char **argv) {
     other = calloc(1, sizeof *other);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(judges_as_the_cpu_does),
-        cmocka_unit_test(both_must_agree),
+        cmocka_unit_test(both_must_agree), cmocka_unit_test(outlives_the_thread_that_started_it),
         cmocka_unit_test(failures_are_words),
         cmocka_unit_test(auto_goes_to_the_cpu_when_refused),
         cmocka_unit_test(no_device_is_said_first),
