@@ -85,6 +85,7 @@ static void runNumber(pool *p, uint64_t n, dkv_worker *w, dkv_worker *peer, char
                                 .threads = p->threads,
                                 .repeats = c->repeats,
                                 .fits = c->fits,
+                                .remote = c->remote,
                                 .peer = c->peer ? peer : NULL};
     dkv_problem problem = {0};
     dkv_err err = {0};

@@ -17,6 +17,7 @@ typedef struct dkv_fuzzed {
 typedef struct dkv_campaign {
     const dkv_kernel_spec *kernel, *peer; /* peer: or NULL */
     const dkv_fits *fits;                 /* of the kernel, or NULL */
+    dkv_remote *remote;                   /* the oracle on a device, open; or NULL */
     const dkv_sampler *sampler;
     const char *data_dir;
     uint64_t first, cases;  /* numbers first .. first + cases - 1; cases 0: no end */

@@ -13,6 +13,7 @@
 #include "log.h"
 #include "options.h"
 
+#define DEVICE_TIMEOUT 120 /* seconds that the oracle on a device may take beside its work */
 #define TELL_EACH 3 /* failures of one reason that are told in full */
 #define REASONS_MAX 64
 #define CONFIRM 24 /* defects that are tried again in a fresh process */
@@ -157,10 +158,12 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
     dkv_profile profile;
     uint64_t seed;
     dkv_err err = {0};
+    dkv_oracle_mode mode = DKV_ORACLE_AUTO;
     long counts[DKV_ST_N];
     s = (show){.cli = cli, .out = cli->json && !strcmp(cli->json, "-") ? stderr : stdout};
     s.bar = isatty(STDERR_FILENO) && isatty(STDOUT_FILENO) && !cli->quiet;
-    bool bad = parseOptions(cli, &c, &profile, &seed, &err) || dkv_openSampler(profile, seed, &sampler, &err);
+    bool bad = parseOptions(cli, &c, &profile, &seed, &err) ||
+               (cli->judge && dkv_parseOracleMode(cli->judge, &mode, &err)) || dkv_openSampler(profile, seed, &sampler, &err);
     sampler.forward = cli->forward;
     if (bad || dkv_openLog(&s.log, cli->json, cli->resume, cli->kernels[0].text, &sampler, &err)) {
         dkv_closeSampler(&sampler);
@@ -172,6 +175,12 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
     c.report = takeCase;
     c.arg = &s;
     static dkv_fits fits;
+    static dkv_remote remote;
+    if (dkv_openRemote(&remote, mode, NULL, DEVICE_TIMEOUT, &err)) {
+        dkv_closeSampler(&sampler);
+        return dkv_complain(&err);
+    }
+    c.remote = &remote;
     if (cli->arithmetic && dkv_fitKernel(c.kernel, cli->arithmetic, 7, c.timeout, c.data_dir, &fits, &err)) {
         dkv_closeSampler(&sampler);
         return dkv_complain(&err);
@@ -182,8 +191,10 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
     dkv_catchSignals();
     double start = now();
     dkv_runCampaign(&c);
+    const double took = now() - start;
+    if (!c.stopped) dkv_closeRemote(&remote);
     for (int i = 0; i < DKV_ST_N; i++) counts[i] = c.counts[i] + s.log.counts[i];
-    saySummary(&s, &c, counts, now() - start);
+    saySummary(&s, &c, counts, took);
     int code = dkv_runExit(counts);
     if (dkv_closeLog(&s.log, &err) && !s.trouble.code) s.trouble = err;
     if (c.trouble.code && !s.trouble.code) s.trouble = c.trouble;

@@ -53,7 +53,7 @@ static const option options[] = {
     {"--bisect", NULL, NULL, "exit codes as `git bisect run` wants them", FLAG, FIELD(bisect), 0, 0,
      DKV_CMD_REPLAY},
     {"--oracle", NULL, "WHO", "who judges: auto (default: the device where that is quicker), cpu, cuda, both", WORD,
-     FIELD(judge), 0, 0, DKV_CMD_CHECK | DKV_CMD_REPLAY},
+     FIELD(judge), 0, 0, DKV_CMD_CHECK | DKV_CMD_REPLAY | DKV_CMD_FUZZ},
     {"--oracle", NULL, NULL, "time truth, bound and twin against the plain reference", FLAG, FIELD(oracle), 0,
      0, DKV_CMD_BENCH},
     {"--markdown", NULL, "FILE", "where the report goes (default: a table on stdout; gate: summary.md in --out)", WORD,
