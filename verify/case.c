@@ -309,7 +309,7 @@ static int askToo(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *e
     dkv_remote_oracle device = {0};
     int rc = ask(c, twin ? DKV_ASK_TWIN : DKV_ASK_BOUND, a, false, &device, err);
     if (!rc)
-        rc = dkv_compareOracles(s->p, s->l, s->in, twin, c->options->threads,
+        rc = dkv_compareOracles(s->p, s->l, s->in, a, twin, c->options->threads,
                                 s->d.replicated ? &c->rep_oracle : &c->oracle, &device.oracle, err);
     dkv_freeRemoteOracle(&device);
     return rc;

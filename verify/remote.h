@@ -62,10 +62,10 @@ int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, co
                   dkv_err *err);
 void dkv_freeRemoteOracle(dkv_remote_oracle *o);
 
-/* Do two oracles agree? Truths within twice the bound of fp64 arithmetic, bounds to 1e-6, twins but for a few elements
+/* Do two oracles of the arithmetic `a` agree? Truths within twice the bound of fp64 arithmetic, bounds to 1e-6, twins but for a few elements
  * within a tenth of sigma. DKV_EHARNESS says where they do not. */
-int dkv_compareOracles(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, bool twin, int threads,
-                       const dkv_oracle *cpu, const dkv_oracle *device, dkv_err *err);
+int dkv_compareOracles(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
+                       bool twin, int threads, const dkv_oracle *cpu, const dkv_oracle *device, dkv_err *err);
 
 /* ---- the worker's side (remote_serve.c) ---- */
 

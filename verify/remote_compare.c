@@ -1,13 +1,17 @@
 /* remote_compare.c: two evaluations of one oracle. In fp64 they may differ by what fp64 arithmetic may err: the bound
  * of that arithmetic, once for each. The bound is the same formulas over sums of magnitudes, good to far better than
  * 1e-6. The twin rounds where the kernel does, so that a last bit that differs may fall on the other side of a
- * rounding: a few elements may be off, and variances, which are sums over many roundings, hardly. */
+ * rounding: a few elements may be off, and variances, which are sums over many roundings, hardly.
+ *
+ * Of arithmetic that is as fine as the oracle's own (a kernel in double precision) bound and twin speak of errors that
+ * both evaluations have themselves: only the truths are compared. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
 #include "remote.h"
 
+#define FINE 0x1p-40 /* unit roundoff from which on arithmetic is as fine as the oracle's */
 #define BOUND_SHARE 1e-6
 #define TWIN_SHARE  0.1  /* of sigma: an element whose twins differ by more is off */
 #define TWIN_OFF    0.01 /* share of the elements that may be off */
@@ -39,13 +43,13 @@ static int disagree(const char *what, dkv_tensor_id id, int64_t i, double cpu, d
 }
 
 static int compareTensor(dkv_tensor_id id, int64_t n, const dkv_oracle *cpu, const dkv_oracle *device,
-                         const double *allowed, dkv_err *err) {
+                         const double *allowed, bool coarse, dkv_err *err) {
     const double *x = dkv_outputAt(&cpu->truth, id), *y = dkv_outputAt(&device->truth, id);
     const double *bx = dkv_outputAt(&cpu->bound, id), *by = dkv_outputAt(&device->bound, id);
     for (int64_t i = 0; i < n; i++) {
         if (allowed[i] != DKV_UNCLAIMED && !same(x[i], y[i]) && !(fabs(x[i] - y[i]) <= 2 * allowed[i]))
             return disagree("truth", id, i, x[i], y[i], 2 * allowed[i], err);
-        if (!same(bx[i], by[i]) && !(fabs(bx[i] - by[i]) <= BOUND_SHARE * fabs(bx[i]) && isfinite(bx[i])))
+        if (coarse && !same(bx[i], by[i]) && !(fabs(bx[i] - by[i]) <= BOUND_SHARE * fabs(bx[i]) && isfinite(bx[i])))
             return disagree("bound", id, i, bx[i], by[i], BOUND_SHARE * fabs(bx[i]), err);
     }
     return 0;
@@ -71,9 +75,10 @@ static int compareTwin(dkv_tensor_id id, int64_t n, const dkv_oracle *cpu, const
                     off / used, dkv_tensorName(id), apart / size);
 }
 
-int dkv_compareOracles(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, bool twin, int threads,
-                       const dkv_oracle *cpu, const dkv_oracle *device, dkv_err *err) {
+int dkv_compareOracles(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, const dualkv_arithmetic *a,
+                       bool twin, int threads, const dkv_oracle *cpu, const dkv_oracle *device, dkv_err *err) {
     const dkv_ref_options opt = {.threads = threads};
+    const bool coarse = a->unit > FINE;
     dkv_oracle allowed = {0};
     int64_t n[DKV_N_OUTPUTS];
     dkv_countOutputs(l, n);
@@ -82,8 +87,8 @@ int dkv_compareOracles(const dkv_problem *p, const dkv_layout *l, const dkv_inpu
     rc = dkv_oracleBound(p, l, in, &exact, &opt, &allowed, err);
     for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++) {
         const dkv_tensor_id t = (dkv_tensor_id)id;
-        if (n[id] > 0) rc = compareTensor(t, n[id], cpu, device, dkv_outputAt(&allowed.bound, t), err);
-        if (rc || !twin || n[id] == 0) continue;
+        if (n[id] > 0) rc = compareTensor(t, n[id], cpu, device, dkv_outputAt(&allowed.bound, t), coarse, err);
+        if (rc || !twin || !coarse || n[id] == 0) continue;
         if (cpu->has_twin[id] != device->has_twin[id])
             rc = dkv_fail(err, DKV_EHARNESS, "the oracles disagree: only one of them has a twin of %s", dkv_tensorName(t));
         else if (id == DKV_LSE && (cpu->lse_rows != device->lse_rows || cpu->lse_alike != device->lse_alike))
