@@ -258,20 +258,23 @@ static int operands(dkv_device_oracle *o, int64_t rows, int d, const double *x, 
 }
 
 /* Mean squares of columns over groups of `per` rows: out [groups, d]. */
-__global__ void means_kernel(const double *x, int64_t rows, int64_t per, int d, double *out) {
+__global__ void means_kernel(const double *x, int64_t rows, int64_t per, int d, const double *live, double *out) {
     const int64_t a = blockIdx.x * per, b = a + per < rows ? a + per : rows;
     for (int c = threadIdx.x; c < d; c += blockDim.x) {
-        double sum = 0;
+        double sum = 0, n = 0;
         for (int64_t i = a; i < b; i++) {
             const double y = x[i * d + c];
-            sum += isfinite(y) ? y * y / (double)(b - a) : 0;
+            if (live && live[i] == 0) continue;
+            sum += isfinite(y) ? y * y : 0;
+            n++;
         }
-        out[blockIdx.x * (int64_t)d + c] = sum;
+        out[blockIdx.x * (int64_t)d + c] = n > 0 ? sum / n : 0;
     }
 }
 
-int dkv_twinMeans(dkv_device_oracle *o, const double *x, int64_t rows, int64_t per, int d, double *out) {
-    means_kernel<<<dkv_blocksFor(rows, (int)per), 128, 0, o->stream>>>(x, rows, per, d, out);
+int dkv_twinMeans(dkv_device_oracle *o, const double *x, int64_t rows, int64_t per, int d, const double *live,
+                  double *out) {
+    means_kernel<<<dkv_blocksFor(rows, (int)per), 128, 0, o->stream>>>(x, rows, per, d, live, out);
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;
 }

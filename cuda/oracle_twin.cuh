@@ -189,6 +189,7 @@ int dkv_twinAddRows(dkv_device_oracle *o, const row_parts *k);
 int dkv_twinZeroSums(dkv_device_oracle *o, int m, int d);
 int dkv_twinForwardBlock(dkv_device_oracle *o, dkv_scene *s, const float *lse);
 int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel_o, const float *kernel_lse);
-int dkv_twinMeans(dkv_device_oracle *o, const double *x, int64_t rows, int64_t per, int d, double *out);
+int dkv_twinMeans(dkv_device_oracle *o, const double *x, int64_t rows, int64_t per, int d, const double *live,
+                  double *out);
 int dkv_twinMeanOf(dkv_device_oracle *o, const float *x, int64_t rows, int64_t per, double *out);
 #endif

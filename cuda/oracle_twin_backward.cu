@@ -369,12 +369,12 @@ static int addQueries(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
 }
 
 __global__ void finish_queries_kernel(int64_t q_row, int m, int g, int hq, int head0, int d, int stored,
-                                      __grid_constant__ const dkv_twin_units u, dkv_rows r, row_sums x,
+                                      __grid_constant__ const dkv_twin_units u, double terms, dkv_rows r, row_sums x,
                                       double *twin, double *sigma2) {
     DKV_GRID_LOOP(e, (int64_t)m * d) {
         const int64_t i = e / d, at = ((q_row + i / g) * hq + head0 + i % g) * d + e % d;
-        const double y = x.acc[e] - x.loss[e],
-                     var = x.chain[e] + x.a2[e] + r.delta_var[i] * x.a1[e] * x.a1[e];
+        const double y = x.acc[e] - x.loss[e], var = x.chain[e] + x.a2[e] + r.delta_var[i] * x.a1[e] * x.a1[e] +
+                                                     dkv_twinFlushed(&u.z, u.z.fold_dq, y, u.scale, terms);
         twin[at] = y;
         sigma2[at] =
             dkv_stored(y, dkv_roundBy(u.round_out, y), var, stored ? 0 : dkv_spacingAt(u.ulp_out, fabs(y)));
@@ -415,8 +415,9 @@ static int startBackward(dkv_device_oracle *o, dkv_scene *s, const void *kernel_
     delta_twin_kernel<<<dkv_blocksFor(s->m, 64), 64, 0, o->stream>>>(k, x->u, o->r);
     DKV_TRY_CUDA(cudaGetLastError());
     DKV_TRY(dkv_twinZeroSums(o, s->m, p->dqk));
-    DKV_TRY(dkv_twinMeans(o, o->q + at * p->dqk, s->m, x->sub_m, p->dqk, x->q_mean2));
-    DKV_TRY(dkv_twinMeans(o, o->d_o + at * p->dv, s->m, x->sub_m, p->dv, x->o_mean2));
+    DKV_TRY(dkv_twinMeans(o, o->d_o + at * p->dv, s->m, x->sub_m, p->dv, x->o_norm + at, x->o_mean2));
+    DKV_TRY(dkv_twinMeans(o, o->q + at * p->dqk, s->m, x->sub_m, p->dqk, o->in.d_lse ? NULL : x->o_norm + at,
+                          x->q_mean2));
     for (int all = 0; all < 2; all++) {
         DKV_TRY(dkv_twinMeanOf(o, x->equal_any[all] + at, s->m, x->sub_m, x->mean_any[all]));
         DKV_TRY(dkv_twinMeanOf(o, x->equal_own[all] + at, s->m, x->sub_m, x->mean_own[all]));
@@ -465,7 +466,8 @@ int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel
     }
     finish_queries_kernel<<<dkv_blocksFor((int64_t)s->m * p->dqk, 256), 256, 0, o->stream>>>(
         q_row, s->m, o->g, p->hq, s->kvh * o->g, p->dqk, x->u.scale_exact && o->a.out_format == DUALKV_FP32,
-        x->u, o->r, row_sums{o->acc, x->chain, x->loss, x->a1, x->a2}, o->out[DKV_PART_TWIN][DKV_DQ],
+        x->u, (double)(p->nodes[s->node].context + p->nodes[s->node].len), o->r,
+        row_sums{o->acc, x->chain, x->loss, x->a1, x->a2}, o->out[DKV_PART_TWIN][DKV_DQ],
         o->out[DKV_PART_SIGMA2][DKV_DQ]);
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;

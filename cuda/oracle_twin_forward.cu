@@ -371,8 +371,8 @@ int dkv_twinLoadTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t
     DKV_TRY(dkv_gemmNt(o, t, p->dqk, t->scale, o->q + at * p->dqk, o->k + key * p->dqk, o->work[0]));
     DKV_TRY(dkv_finalScores(o, t, o->work[0], o->work[6]));
     DKV_TRY(dkv_chainTile(o, t->m, t->n, p->dqk, t->ld, x->q1 + at * p->dqk, x->k1 + key * p->dqk, dot, sq));
-    DKV_TRY(dkv_twinMeans(o, o->k + key * p->dqk, t->n, DKV_SUB_KEYS, p->dqk, x->k_mean2));
-    DKV_TRY(dkv_twinMeans(o, o->v + key * p->dv, t->n, DKV_SUB_KEYS, p->dv, x->v_mean2));
+    DKV_TRY(dkv_twinMeans(o, o->k + key * p->dqk, t->n, DKV_SUB_KEYS, p->dqk, NULL, x->k_mean2));
+    DKV_TRY(dkv_twinMeans(o, o->v + key * p->dv, t->n, DKV_SUB_KEYS, p->dv, NULL, x->v_mean2));
     DKV_TRY(dkv_twinMeanOf(o, x->equal_kv + key, t->n, DKV_SUB_KEYS, x->mean_kv));
     *v = score_view{o->work[0], o->work[6], sq, dot, x->q_norm + at, x->k_norm + key, x->u.z.gain};
     return 0;
@@ -574,7 +574,9 @@ __global__ void finish_forward_twin_kernel(forward_end f, __grid_constant__ cons
     if (last > g * g) last = g * g;
     const double keys = f.sink ? l - exp((double)f.sink[i % f.g] - st.max) : l, most = exp(f.top.s[i] - st.max);
     common = keys > most ? common * (keys * keys - most * most) / (l * l) : 0;
-    const double lse_var = rel + common + u.z.log2 / u.z.lse2 * v * v / 12 + last;
+    const double sums = rel + common + u.z.log2 / u.z.lse2 * v * v / 12;
+    /* finer arithmetic than fp32: that is what the sum was rounded to, not what it was made of */
+    const double lse_var = u.z.unit2 < 0x1p-80 ? dkv_stored(lse, (double)(float)lse, sums, h) : sums + last;
     if (lane == 0) {
         f.twin_lse[one] = lse;
         f.sigma2_lse[one] = lse_var;

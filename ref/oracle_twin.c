@@ -31,8 +31,8 @@ static void prepareTile(dkv_twin *t) {
     const dkv_problem *p = t->p;
     int64_t n = t->t.n;
     const float *equal = t->equal_kv + t->t.k_row;
-    dkv_twinMeans(t->t.k, n, p->dqk, t->k_mean2);
-    dkv_twinMeans(t->t.v, n, p->dv, t->v_mean2);
+    dkv_twinMeans(t->t.k, n, p->dqk, NULL, t->k_mean2);
+    dkv_twinMeans(t->t.v, n, p->dv, NULL, t->v_mean2);
     if (t->quick) {
         rowNorms(t->t.k, n, p->dqk, t->k_norm);
         rowNorms(t->t.v, n, p->dv, t->v_norm);

@@ -70,16 +70,16 @@ typedef struct pairRow { /* of one row: [n] each */
     float *w_p, *w_ds, *w_row;
 } pairRow;
 
-/* Variances of what the roundings leave: w_p of P over unit2 p_unit^2, w_ds of dS over unit2 ds_unit^2, w_row the
- * same without delta's part. Masked pairs are 0 by name. */
+/* Variances of what the roundings leave: w_p of P over unit2 p_unit^2 and w_ds of dS over unit2 (ds_more p_unit)^2, of the
+ * key; w_row of dS without delta's part over unit2 ds_unit^2. Masked pairs are 0 by name. */
 static inline __attribute__((always_inline)) void pairVariancesOf(const dkv_twin *t, int64_t n, const pairRow *r,
                                                                   double lse, double delta, double delta_var,
                                                                   bool p_rounded, bool ds_rounded, bool capped) {
     dkv_rounder f_p = t->round_p, f_ds = t->round_ds;
     dkv_spacing u_p = t->ulp_p, u_ds = t->ulp_ds;
-    double p_unit = t->p_unit, unit = t->ds_unit, unit2 = t->z.unit2, exp2 = t->z.exp2;
-    double over = 1 / (unit2 * p_unit * p_unit);
-    double over_ds = 1 / (unit2 * unit * unit), least2 = t->z.least2, flush = t->z.flush;
+    double unit = t->ds_unit, unit2 = t->z.unit2, exp2 = t->z.exp2, more2 = 1 / (t->ds_more * t->ds_more);
+    const double *over = t->over_p;
+    double over_row = 1 / (unit2 * unit * unit), least2 = t->z.least2, flush = t->z.flush;
     double prod = t->z.prod_p2, per_cap = capped ? 2 / (double)t->p->softcap : 0, last = capped ? unit2 : 0;
     const double *vs = t->vs, *vd = t->vd, *cap = r->cap, *in_p = r->p;
     double *restrict s = r->s, *restrict dp = r->ds;
@@ -102,9 +102,9 @@ static inline __attribute__((always_inline)) void pairVariancesOf(const dkv_twin
         double y = ds_rounded ? dkv_roundBy(f_ds, ds) : ds, q = p_rounded ? dkv_roundBy(f_p, p) : p;
         part = ds_rounded ? dkv_flip(ds, y, e2, dkv_spacingAt(u_ds, fabs(ds))) : e2 + prod * ds * ds;
         vp = p_rounded ? dkv_flip(p, q, vp, dkv_spacingAt(u_p, p)) : vp + prod * p * p;
-        w_p[j] = (float)(vp * over);
-        w_ds[j] = (float)(part * over_ds);
-        w_row[j] = (float)((part > row ? part - row : 0) * over_ds);
+        w_p[j] = (float)(vp * over[j]);
+        w_ds[j] = (float)(part * over[j] * more2);
+        w_row[j] = (float)((part > row ? part - row : 0) * over_row);
         dp[j] = y;
         s[j] = q;
     }
@@ -231,6 +231,7 @@ static void loseKeySum(dkv_twin *t, const dkv_keySum *sum, double alpha, const d
 typedef struct keyTerms {
     const double *w, *y, *mean2, *col2, *col_var; /* [m, n], [m, d], [d], [n], [n] */
     const float *var, *y2;
+    const double *units; /* [n]: factor on the variance of each key's terms; NULL: 1 */
     double alpha, unit, alike;
     int64_t d;
 } keyTerms;
@@ -262,7 +263,7 @@ static void addKeySum(dkv_twin *t, const dkv_keySum *sum, int64_t part, keyTerms
     for (int64_t j = 0; j < n; j++) {
         double *at = v + j * sum->ld, each = all > 0 ? k.col_var[j] * k.unit / all : 0;
         if (t->quick) dkv_twinAddScaled(k.mean2, d, each, at);
-        else dkv_twinAddFloats(t->prod + j * d, d, k.unit, at);
+        else dkv_twinAddFloats(t->prod + j * d, d, k.unit * k.units[j] * k.units[j], at);
         dkv_chainStep step =
             dkv_evenStep(t->col_n[j] / parts, k.alpha * k.alpha * k.col2[j] / parts, k.alike, t->z.fold_dkv);
         dkv_twinChain(&t->z, step, d, t->before + j * d, x + j * sum->ld, k.mean2, at);
@@ -281,18 +282,20 @@ void dkv_twinBackwardKeys(dkv_twin *t) {
     const float *equal = equalRows(t, false), *equal_v = equalRows(t, true);
     double scale = t->p->scale, u2 = t->z.unit2, alike = dkv_twinAlike(dkv_twinMean(equal, m)),
            alike_v = dkv_twinAlike(dkv_twinMean(equal_v, m));
-    double p_var = u2 * t->p_unit * t->p_unit * (t->quick ? 1 : t->do_unit * t->do_unit);
-    double ds_var = u2 * t->ds_unit * t->ds_unit * scale * scale * (t->quick ? 1 : t->q_unit * t->q_unit);
+    double p_var = u2 * (t->quick ? 1 : t->do_unit * t->do_unit);
+    double ds_var = u2 * t->ds_more * t->ds_more * scale * scale * (t->quick ? 1 : t->q_unit * t->q_unit);
     for (int64_t i = 0; i < m && !t->quick; i++) {
         if (equal_v[i] != 1) dkv_twinWeigh(t->w + i * n, n, equal_v[i]);
         if (equal[i] != 1) dkv_twinWeigh(t->w2 + i * n, n, equal[i]);
     }
     for (int64_t e = 0; e < t->parts; e++) {
         addKeySum(t, &t->dv[e], e,
-                  (keyTerms){t->s, t->b.d_o, t->do_mean2, t->col_p2, t->col_vp, t->w, t->do2, 1, p_var, alike_v,
+                  (keyTerms){t->s, t->b.d_o, t->do_mean2, t->col_p2, t->col_vp, t->w, t->do2, t->p_units,
+                             1, p_var, alike_v,
                              t->p->dv});
         addKeySum(t, &t->dk[e], e,
-                  (keyTerms){t->dp, t->b.q, t->q_mean2, t->col_ds2, t->col_vds, t->w2, t->q2, scale, ds_var,
+                  (keyTerms){t->dp, t->b.q, t->q_mean2, t->col_ds2, t->col_vds, t->w2, t->q2,
+                             t->p_units, scale, ds_var,
                              alike, t->p->dqk});
     }
 }
@@ -352,16 +355,27 @@ static double powerAbove(double x) {
     return ldexp(1, e < -500 ? -500 : e > 500 ? 500 : e);
 }
 
-/* A power of two near the tile's largest P, so that variances in float keep their range: P may be e^-100
- * everywhere. */
-static double largestP(const dkv_twin *t) {
-    double top = -INFINITY;
-    for (int64_t i = 0; i < t->b.m; i++) {
-        double x =
-            dkv_maxOf(t->s + i * t->t.n, t->t.n) - (t->lse_kernel[i] == -INFINITY ? 0 : t->lse_kernel[i]);
-        top = x > top ? x : top;
+/* Largest exponent of P of each key over the rows. */
+DKV_CLONES
+static void largestExponents(const double *restrict s, double lse, int64_t n, double *restrict top) {
+#pragma GCC ivdep
+    for (int64_t j = 0; j < n; j++) top[j] = s[j] - lse > top[j] ? s[j] - lse : top[j];
+}
+
+/* Powers of two near each key's largest P, so that variances in float keep their range: P may be e^-100 for all keys of a
+ * tile, or of a response behind a prompt that takes the mass. Returns the largest. */
+static double pickKeyUnits(dkv_twin *t) {
+    double top[DKV_TILE_KEYS], most = 0;
+    for (int64_t j = 0; j < t->t.n; j++) top[j] = -INFINITY;
+    for (int64_t i = 0; i < t->b.m; i++)
+        largestExponents(t->s + i * t->t.n, t->lse_kernel[i] == -INFINITY ? 0 : t->lse_kernel[i], t->t.n, top);
+    for (int64_t j = 0; j < t->t.n; j++) {
+        double unit = top[j] > -INFINITY && top[j] < 300 ? powerAbove(exp(fmax(top[j], -250))) : 1;
+        most = top[j] > -INFINITY && unit > most ? unit : most;
+        t->p_units[j] = unit;
+        t->over_p[j] = 1 / (t->z.unit2 * unit * unit);
     }
-    return top > -700 && top < 300 ? powerAbove(exp(top)) : 1;
+    return most > 0 ? most : 1;
 }
 
 static void clearColumns(dkv_twin *t) {
@@ -369,17 +383,17 @@ static void clearColumns(dkv_twin *t) {
     for (size_t e = 0; e < sizeof all / sizeof *all; e++) memset(all[e], 0, sizeof(double) * (size_t)t->t.n);
 }
 
-/* Powers of two near the largest P and dS, by which float variances are divided. */
+/* Powers of two near the largest P, dS over P, and dS, by which float variances are divided. */
 static void pickUnits(dkv_twin *t) {
     double top = t->do_unit * t->v_unit;
-    t->p_unit = t->ds_unit = 1;
+    t->ds_more = t->ds_unit = 1;
     if (t->quick) return;
     for (int64_t i = 0; i < t->b.m; i++) {
         double x = fabs(t->delta[i]);
         top = x > top && x <= DBL_MAX ? x : top;
     }
-    t->p_unit = largestP(t);
-    t->ds_unit = powerAbove(top) * t->p_unit;
+    t->ds_more = powerAbove(top);
+    t->ds_unit = t->ds_more * pickKeyUnits(t);
 }
 
 void dkv_twinBackwardPairs(dkv_twin *t) {
@@ -433,18 +447,21 @@ void dkv_twinBeginBackward(dkv_twin *t) {
         memset(zeros[e], 0, sizeof(double) * (size_t)(m * d));
     if (!t->quick) dkv_twinSquares(t->b.d_o, m, t->p->dv, NULL, t->do2, &t->do_unit);
     if (!t->quick) dkv_twinSquares(t->b.q, m, d, NULL, t->q2, &t->q_unit);
-    dkv_twinMeans(t->b.q, m, d, t->q_mean2);
-    dkv_twinMeans(t->b.d_o, m, t->p->dv, t->do_mean2);
     dkv_unitRows(t->b.d_o, m, t->p->dv, t->o1, t->o_norm);
+    /* Rows without a gradient (the prompt's, in a response's copy of it) add nothing to a key, and are no part of the mean. */
+    dkv_twinMeans(t->b.d_o, m, t->p->dv, t->o_norm, t->do_mean2);
+    dkv_twinMeans(t->b.q, m, d, t->in->d_lse ? NULL : t->o_norm, t->q_mean2);
 }
 
 void dkv_twinEndBackward(dkv_twin *t) {
     int64_t d = t->p->dqk;
     bool stored = t->scale_exact && t->a->out_format == DUALKV_FP32;
+    double terms = (double)(t->p->nodes[t->b.node].context + t->p->nodes[t->b.node].len);
     for (int64_t i = 0; i < t->b.m; i++)
         for (int64_t e = i * d; e < (i + 1) * d; e++) {
             double x = t->dq.acc[e] - t->dq.loss[e], u = stored ? 0 : dkv_spacingAt(t->ulp_out, fabs(x));
             double var = t->dq.chain[e] + t->dq.a2[e] + t->delta_var[i] * t->dq.a1[e] * t->dq.a1[e];
+            var += dkv_twinFlushed(&t->z, t->z.fold_dq, x, t->p->scale, terms);
             t->dq.acc[e] = x;
             t->dq.chain[e] = dkv_twinStored(x, var, u, t->a->out_format);
         }

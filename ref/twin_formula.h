@@ -86,8 +86,10 @@ DKV_INLINE double dkv_spacingAt(dkv_spacing f, double x) {
     return (x > f.least ? x : f.least) * f.scale;
 }
 
+/* A chain of one product has sq = 1, but for the last bits: a bin begins a little below a power of two. */
 DKV_INLINE int dkv_chainBin(float sq) {
     uint32_t u;
+    sq *= 1.0001f;
     memcpy(&u, &sq, sizeof u);
     int e = (int)(u >> 23) - 127 + 24;
     return e < 0 ? 0 : e > DKV_CHAIN_BINS - 1 ? DKV_CHAIN_BINS - 1 : e;
@@ -96,6 +98,15 @@ DKV_INLINE int dkv_chainBin(float sq) {
 /* Absolute variance of a result x of the vector arithmetic, subnormal or flushed. */
 DKV_INLINE double dkv_twinLeast(const dkv_noise *z, double x) {
     return fabs(x) < z->flush ? x * x : z->least2;
+}
+
+/* A sum x = scale * (sum of partial sums of `fold` products each), which are added by additions that flush: of `terms`
+ * products, what the flushed additions may have lost, squared. */
+DKV_INLINE double dkv_twinFlushed(const dkv_noise *z, double fold, double x, double scale, double terms) {
+    double most = z->flush * scale;
+    if (!(z->flush > 0) || !(fold > 0)) return 0;
+    most *= most * (terms / fold + 1);
+    return x * x < most ? x * x : most;
 }
 
 /* Mean square of round(x + e) - x, y = round(x), e of variance e2 and h the format's spacing: e2 + h^2/12 over all x.

@@ -306,10 +306,12 @@ static void finishLse(dkv_twin *t, int64_t i) {
     double keys = t->in->sink ? l - exp(t->in->sink[t->h.kvh * t->h.g + i % t->h.g] - t->max[i]) : l;
     double rel = (t->score_var[i] + t->sum_var[i] + t->lost[i] * t->lost[i]) / (l * l);
     double fine = fmin(dkv_spacingAt(t->ulp_lse, fabs(top)), v); /* both are multiples of it */
-    double last = fine < u ? (u * u + 2 * fine * fine) / 12 : 0;
+    double last = fine < u ? (u * u + 2 * fine * fine) / 12 : 0, own;
     if (last > g * g) last = g * g;
     t->sum_var[i] = rel;
-    t->lse_var[i] = rel + dkv_twinCommonVar(t, i, keys) / (l * l) + t->z.log2 / t->z.lse2 * v * v / 12 + last;
+    own = rel + dkv_twinCommonVar(t, i, keys) / (l * l) + t->z.log2 / t->z.lse2 * v * v / 12;
+    /* finer arithmetic than fp32: that is what the sum was rounded to, not what it was made of */
+    t->lse_var[i] = t->z.unit2 < 0x1p-80 ? dkv_twinStored(lse, own, u, DUALKV_FP32) : own + last;
     t->lse[i] = lse;
 }
 

@@ -49,7 +49,8 @@ typedef struct dkv_twin {
         *steps; /* [tiles + 1]: what dkv_nextTile continues from to reach each tile; order = last first */
     int64_t n_steps, at_step;
     int64_t n_cuts, first_cut, cuts[DKV_TILE_KEYS + 1]; /* key tiles of the kernel within the tile */
-    double p_unit, ds_unit;                             /* powers of two near the tile's largest P and dS */
+    double ds_more, ds_unit; /* powers of two near the tile's largest dS over P, and dS */
+    double p_units[DKV_TILE_KEYS], over_p[DKV_TILE_KEYS]; /* of each key: near its largest P; 1 / (unit2 p_unit^2) */
     bool quick; /* 16 bits: variances of flips by row and column sums, not by products of matrices */
     dkv_quick quick_s, quick_dp;
     dkv_chainFit fit_s, fit_dp;
@@ -132,8 +133,8 @@ static inline double dkv_twinMean(const float *x, int64_t n) {
     return n > 0 ? sum / (double)n : 1;
 }
 
-/* Mean square of each column of x [n, d]; what is not finite left out. */
-void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out);
+/* Mean square of each column of x [n, d] over the rows whose live[row] is not 0 (NULL: all); what is not finite left out. */
+void dkv_twinMeans(const double *x, int64_t n, int64_t d, const double *live, double *out);
 
 /* A sum of products went from before[c] to after[c]; squares * mean2[c] = sum of terms squared, about. The
  * variance of its roundings is that of a walk between both ends, whose partial sums grow as the weights do:

@@ -52,10 +52,15 @@ static void addSquares(const double *x, int64_t d, double *out) {
     }
 }
 
-void dkv_twinMeans(const double *x, int64_t n, int64_t d, double *out) {
+void dkv_twinMeans(const double *x, int64_t n, int64_t d, const double *live, double *out) {
+    double rows = 0;
     memset(out, 0, sizeof *out * (size_t)d);
-    for (int64_t i = 0; i < n; i++) addSquares(x + i * d, d, out);
-    for (int64_t c = 0; c < d; c++) out[c] /= (double)n;
+    for (int64_t i = 0; i < n; i++) {
+        if (live && live[i] == 0) continue;
+        addSquares(x + i * d, d, out);
+        rows++;
+    }
+    for (int64_t c = 0; c < d && rows > 0; c++) out[c] /= rows;
 }
 
 DKV_CLONES
