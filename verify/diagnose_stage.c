@@ -513,7 +513,7 @@ static void spotOfKeys(dkv_diag *d, bool k, bool v) {
     if (a->detail[0] && b->detail[0] && strcmp(a->detail + (named ? 2 : 0), b->detail + (named ? 2 : 0)) &&
         fmin(a->share, b->share) > EXPLAINS)
         return;
-    if (!a->detail[0]) snprintf(a->detail, sizeof a->detail, "%s", b->detail);
+    if (!a->detail[0]) memcpy(a->detail, b->detail, sizeof a->detail);
     a->stage = DKV_STAGE_REDUCE;
     a->tensors |= 1u << DKV_DK;
     o->n_spots = at + 1;
