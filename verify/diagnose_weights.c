@@ -176,7 +176,7 @@ static bool readAll(reading *x, const uint8_t *off) {
     int64_t *next = calloc((size_t)v->hkv + 1, sizeof *next);
     if (x->weight && x->bound && next) {
         for (size_t i = 0; i < n; i++) x->bound[i] = -1;
-        for (int run = 0; run < RUNS && dkv_hasTime(x->d, x->backward ? 1 : 0.6); run++) {
+        for (int run = 0; run < RUNS && (run == 0 ? !dkv_stopRequested : dkv_hasTime(x->d, x->backward ? 1 : 0.6)); run++) {
             if (!x->backward && (int64_t)run * v->dv >= x->n_keys) break;
             if (!(x->backward ? readBackward(x, next) : readForward(x, (int64_t)run * v->dv))) break;
             any = true;
