@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../ref/partials.h"
 #include "../ref/dtype.h"
 #include "oracle_impl.cuh"
 
@@ -353,6 +354,19 @@ static void setGeometry(dkv_device_oracle *o) {
     o->ld = (min64(n, keys) + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS * DKV_SUB_KEYS;
 }
 
+static int uploadRoundings(dkv_device_oracle *o) {
+    const int64_t tk = o->l->view.tk;
+    double *x = (double *)malloc(sizeof *x * (size_t)(2 * tk + 1));
+    if (!x) return dkv_oracleFail(__FILE__, __LINE__, "out of memory");
+    dkv_countRoundings(o->l, &o->a, o->g, x, x + tk);
+    cudaError_t e = cudaMemcpyAsync(o->through, x, 8 * (size_t)tk, cudaMemcpyHostToDevice, o->stream);
+    if (!e) e = cudaMemcpyAsync(o->roundings, x + tk, 8 * (size_t)tk, cudaMemcpyHostToDevice, o->stream);
+    if (!e) e = cudaStreamSynchronize(o->stream);
+    free(x);
+    DKV_TRY_CUDA(e);
+    return 0;
+}
+
 static int allocate(dkv_device_oracle *o) {
     const dkv_problem *p = o->p;
     const int64_t tq = o->l->view.tq, tk = o->l->view.tk, m = o->max_m, d = max64(p->dqk, p->dv);
@@ -372,6 +386,9 @@ static int allocate(dkv_device_oracle *o) {
     DKV_TRY(reserve(o, &o->v_max, (o->rows / o->sub_rows + 1) * d));
     DKV_TRY(reserve(o, &o->chain_k, tk));
     DKV_TRY(reserve(o, &o->key_n, tk));
+    DKV_TRY(reserve(o, &o->through, tk));
+    DKV_TRY(reserve(o, &o->roundings, tk));
+    DKV_TRY(uploadRoundings(o));
     if (p->sink) {
         DKV_TRY(reserve(o, &o->sink_t, p->hq * tq));
         DKV_TRY(reserve(o, &o->sink_e, p->hq * tq));
@@ -408,7 +425,7 @@ static void oracle_close(dkv_device_oracle *o) {
         for (int id = 0; id < DKV_N_OUTPUTS; id++) dropBuffer(o, o->out[part][id]);
     double *all[] = {o->q,     o->aq,     o->d_o,    o->ado,    o->k,     o->ak,
                      o->v,     o->av,     o->acc,    o->acc2,   o->v_max, o->chain_k,
-                     o->key_n, o->sink_t, o->sink_e, o->sink_s, o->table, o->row_memory};
+                     o->key_n, o->through, o->roundings, o->sink_t, o->sink_e, o->sink_s, o->table, o->row_memory};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) dropBuffer(o, all[i]);
     for (int i = 0; i < DKV_WORK; i++) dropBuffer(o, o->work[i]);
     dropBuffer(o, o->slopes);
@@ -444,6 +461,9 @@ static int oracle_open(const dkv_problem *p, const dkv_layout *l, const dkv_devi
     dkv_err err = {};
     *out = NULL;
     if (dkv_checkArithmetic(a, &err)) return dkv_oracleFail(__FILE__, __LINE__, "%s", err.text);
+    const dkv_partials part = dkv_partialsOf(a);
+    if (part.rows || part.dq_block)
+        return dkv_oracleFail(__FILE__, __LINE__, "it knows no running sums that are rounded once a block");
     dkv_device_oracle *o = (dkv_device_oracle *)calloc(1, sizeof *o);
     if (!o) return dkv_oracleFail(__FILE__, __LINE__, "out of memory");
     o->p = p;

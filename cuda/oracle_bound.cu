@@ -43,9 +43,11 @@ __global__ void key_chains_kernel(key_walk w, double *n, double *steps, double *
     pieces[row] += c;
 }
 
+/* through: roundings of partial sums on the way, of which the formulas know one. */
 __global__ void chain_error_kernel(int64_t tk, dkv_chain_units c, const double *n, const double *steps,
-                                   const double *pieces, double *out) {
-    DKV_GRID_LOOP(j, tk) out[j] = dkv_formulaSum(c, n[j], steps[j], pieces[j]);
+                                   const double *pieces, double partial, const double *through, double *out) {
+    DKV_GRID_LOOP(j, tk)
+    out[j] = (1 + dkv_formulaSum(c, n[j], steps[j], pieces[j])) * pow(1 + partial, fmax(through[j] - 1, 0.0)) - 1;
 }
 
 static dkv_chain_units chainOf(const dkv_device_oracle *o, int64_t fold) {
@@ -72,7 +74,7 @@ int dkv_boundHead(dkv_device_oracle *o) {
         }
     if (!e && tk > 0)
         chain_error_kernel<<<dkv_blocksFor(tk, 256), 256, 0, o->stream>>>(
-            tk, chainOf(o, o->a.acc_fold_dkv), o->key_n, steps, pieces, o->chain_k);
+            tk, chainOf(o, o->a.acc_fold_dkv), o->key_n, steps, pieces, o->units.partial, o->through, o->chain_k);
     if (!e) e = cudaGetLastError();
     if (steps) cudaFreeAsync(steps, o->stream);
     if (pieces) cudaFreeAsync(pieces, o->stream);
@@ -385,13 +387,13 @@ int dkv_boundForward(dkv_device_oracle *o, const dkv_scene *s) {
 
 /* --- the whole --- */
 
-/* Sums of weights become bounds. scale, extra: of dkv_formulaFinish and of partial sums at underflow. */
-__global__ void finish_sums_kernel(int64_t n, int64_t per_key, const double *key_n, double before,
-                                   double after, double scale, __grid_constant__ const dkv_units u,
+/* Sums of weights become bounds. scale, after: of dkv_formulaFinish; partial sums at underflow are scaled already, too. */
+__global__ void finish_sums_kernel(int64_t n, int64_t per_key, const double *key_n, const double *roundings,
+                                   double scale, int after, __grid_constant__ const dkv_units u,
                                    const double *x, double *b) {
     DKV_GRID_LOOP(e, n) {
-        double terms = key_n[e / per_key];
-        b[e] = terms > 0 ? dkv_formulaFinish(&u, b[e] + before, scale, terms, x[e]) + after : 0;
+        double terms = key_n[e / per_key], lost = roundings[e / per_key] * u.w_partial;
+        b[e] = terms > 0 ? dkv_formulaFinish(&u, b[e] + lost, scale, terms, x[e]) + (after ? lost : 0) : 0;
     }
 }
 
@@ -477,16 +479,15 @@ static int markExempt(dkv_device_oracle *o) {
 int dkv_boundFinish(dkv_device_oracle *o) {
     const dkv_problem *p = o->p;
     double **x = o->out[DKV_PART_TRUTH], **b = o->out[DKV_PART_BOUND];
-    const double partial = o->g * o->units.w_partial;
     if (o->in.d_o) {
         const int64_t k = o->count[DKV_DK], v = o->count[DKV_DV];
         if (k > 0)
             finish_sums_kernel<<<dkv_blocksFor(k, 256), 256, 0, o->stream>>>(
-                k, (int64_t)p->hkv * p->dqk, o->key_n, partial, partial, o->units.scale, o->units, x[DKV_DK],
+                k, (int64_t)p->hkv * p->dqk, o->key_n, o->roundings, o->units.scale, 1, o->units, x[DKV_DK],
                 b[DKV_DK]);
         if (v > 0)
             finish_sums_kernel<<<dkv_blocksFor(v, 256), 256, 0, o->stream>>>(
-                v, (int64_t)p->hkv * p->dv, o->key_n, partial, 0, 1, o->units, x[DKV_DV], b[DKV_DV]);
+                v, (int64_t)p->hkv * p->dv, o->key_n, o->roundings, 1, 0, o->units, x[DKV_DV], b[DKV_DV]);
         DKV_TRY_CUDA(cudaGetLastError());
     }
     if (o->in.d_o && o->sink_e) {

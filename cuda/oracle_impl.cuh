@@ -99,6 +99,7 @@ struct dkv_device_oracle {
     double *table;          /* [slots, max_m] */
     int64_t slots;
     double *chain_k, *key_n;          /* [tk] */
+    double *through, *roundings;      /* [tk]: dkv_countRoundings */
     double *sink_t, *sink_e, *sink_s; /* [hq, tq] */
     double *twin_memory;
     struct dkv_twin_device *twin;

@@ -8,6 +8,7 @@
 #include <thrust/execution_policy.h>
 #include <thrust/sort.h>
 
+#include "../ref/partials.h"
 #include "oracle_twin.cuh"
 
 #define CHECKPOINTS 8 /* along a chain over the head dimension, as in twin_noise.c; samples as in oracle_twin.c */
@@ -452,7 +453,7 @@ static int allocate(dkv_device_oracle *o) {
     t->subm = o->rows / o->sub_rows + 1;
     t->sub_m = o->sub_rows * o->g;
     const int64_t rows = t->subs * m * d, keys = t->subm * o->ld * d, part = rows > keys ? rows : keys;
-    const int64_t parts = t->parts > 1 ? t->parts : 0, sinks = p->sink ? p->hq * tq : 0;
+    const int64_t parts = t->apart ? t->parts : 0, sinks = p->sink ? p->hq * tq : 0;
     const buffer all[] = {FLOATS(q1, mq * dqk),
                           FLOATS(o1, mq * dv),
                           FLOATS(k1, tk * dqk),
@@ -583,7 +584,10 @@ static void declare(dkv_device_oracle *o) {
     u->scale_exact = frexp(o->p->scale, &e) == 0.5;
     u->scale = o->p->scale;
     u->softcap = o->p->softcap > 0 ? o->p->softcap : 0;
-    t->parts = dkv_unitRoundoff(a->partial_format) > a->unit ? o->g : 1;
+    const dkv_partials part = dkv_partialsOf(a);
+    t->parts = part.heads ? o->g : 1;
+    t->segments = part.segments;
+    t->apart = t->parts > 1 || part.segments;
     t->delta_exact = a->delta_exact != 0;
     t->p_normalised = a->p_normalised != 0;
     t->has_o = a->key_tile > 0 || a->p_normalised || !u->p_rounded;
@@ -604,43 +608,96 @@ void dkv_closeTwin(dkv_device_oracle *o) {
 
 typedef struct key_end {
     int64_t tk;
-    int32_t d, hkv, kvh, parts, stored, partial_format;
+    int32_t d, hkv, kvh, parts, stored, heads; /* parts: to be summed, 0: none; heads: each rounded before */
     dkv_rounder round_part;
 } key_end;
 
-/* Partial sums of the query heads rounded, summed; or, with one accumulator, what is there: then the output's
- * rounding. */
+/* x, of variance v, rounded: what that leaves (ref/twin_partials.c). */
+static __device__ __forceinline__ double roundOne(const key_end &k, const dkv_twin_units &u, double *x, double v) {
+    const double y = dkv_roundBy(k.round_part, *x), left = v + dkv_flip(*x, y, v, dkv_spacingAt(u.ulp_part, fabs(*x)));
+    *x = y;
+    return left;
+}
+
+/* One element's partial sums, rounded and added. */
+static __device__ __forceinline__ double addParts(const key_end &k, const dkv_twin_units &u, const double *x,
+                                                  const double *var, int64_t e, double *v) {
+    double sum = 0;
+    for (int i = 0; i < k.parts; i++) {
+        double y = x[i * k.tk * k.d + e], left = var[i * k.tk * k.d + e];
+        if (k.heads) left = roundOne(k, u, &y, left);
+        sum += y;
+        *v += left + (i > 0 ? u.z.unit2 * sum * sum : 0);
+    }
+    return sum;
+}
+
+/* A segment's sums over the keys of one range, rounded, into the outputs'; cleared. */
+__global__ void add_segment_kernel(key_end k, __grid_constant__ const dkv_twin_units u, int64_t first, int64_t n,
+                                   double *x, double *var, double *twin, double *sigma2) {
+    DKV_GRID_LOOP(i, n * k.d) {
+        const int64_t e = first * k.d + i, at = (e / k.d * k.hkv + k.kvh) * k.d + e % k.d;
+        double v = 0, sum = addParts(k, u, x, var, e, &v);
+        const double h = dkv_spacingAt(u.ulp_part, fabs(sum)), before = twin[at];
+        if (k.heads) v = 0;
+        else v = roundOne(k, u, &sum, v);
+        for (int p = 0; p < k.parts; p++) {
+            const int64_t o = p * k.tk * k.d + e;
+            if (k.heads) {
+                double y = x[o], left = roundOne(k, u, &y, var[o]), by = h / dkv_spacingAt(u.ulp_part, fabs(y));
+                v += left * (by * by > 2 ? by * by / 2 : 1);
+            }
+            x[o] = var[o] = 0;
+        }
+        sum = dkv_roundBy(k.round_part, sum);
+        twin[at] = before + sum;
+        sigma2[at] += v + (before != 0 && sum != 0 ? u.z.unit2 * twin[at] * twin[at] : 0);
+    }
+}
+
+/* What is left to sum, summed; then the output's rounding. */
 __global__ void finish_keys_kernel(key_end k, __grid_constant__ const dkv_twin_units u, const double *x,
                                    const double *var, double *twin, double *sigma2) {
     DKV_GRID_LOOP(e, k.tk * k.d) {
         const int64_t at = (e / k.d * k.hkv + k.kvh) * k.d + e % k.d;
-        double sum = 0, v = 0;
-        for (int i = 0; i < k.parts; i++) {
-            double y = k.parts > 1 ? x[i * k.tk * k.d + e] : twin[at],
-                   w = k.parts > 1 ? var[i * k.tk * k.d + e] : sigma2[at];
-            double z = k.parts > 1 ? dkv_roundBy(k.round_part, y) : y;
-            sum += z;
-            /* w itself, too: much of it may be one rare step, after which the rounding steps for certain */
-            v += w + (k.parts > 1 ? dkv_flip(y, z, w, dkv_spacingAt(u.ulp_part, fabs(y))) : 0);
-            if (k.parts > 1 && i > 0) v += u.z.unit2 * sum * sum;
-        }
+        double sum = twin[at], v = sigma2[at];
+        if (k.parts > 0) v = 0, sum = addParts(k, u, x, var, e, &v);
         twin[at] = sum;
         sigma2[at] =
             dkv_stored(sum, dkv_roundBy(u.round_out, sum), v, k.stored ? 0 : dkv_spacingAt(u.ulp_out, fabs(sum)));
     }
 }
 
+static key_end keyEnd(const dkv_device_oracle *o, int32_t kvh) {
+    const key_end k = {o->l->view.tk, o->p->dqk, o->p->hkv, kvh, o->twin->parts, 0, dkv_partialsOf(&o->a).heads,
+                       dkv_makeRounder(o->a.partial_format)};
+    return k;
+}
+
+/* After a segment's last rows. */
+static int addSegment(dkv_device_oracle *o, const dkv_scene *s) {
+    dkv_twin_device *t = o->twin;
+    key_end k = keyEnd(o, s->kvh);
+    for (int32_t r = 0; r < s->seg->range_count; r++) {
+        const dualkv_range *g = &o->l->view.ranges[s->seg->range_begin + r];
+        if (g->len == 0) continue;
+        k.d = o->p->dqk;
+        add_segment_kernel<<<dkv_blocksFor(g->len * k.d, 256), 256, 0, o->stream>>>(
+            k, t->u, g->k_start, g->len, t->dk, t->dk_var, o->out[DKV_PART_TWIN][DKV_DK], o->out[DKV_PART_SIGMA2][DKV_DK]);
+        k.d = o->p->dv;
+        add_segment_kernel<<<dkv_blocksFor(g->len * k.d, 256), 256, 0, o->stream>>>(
+            k, t->u, g->k_start, g->len, t->dv, t->dv_var, o->out[DKV_PART_TWIN][DKV_DV], o->out[DKV_PART_SIGMA2][DKV_DV]);
+    }
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
 static int finishKeys(dkv_device_oracle *o, int32_t kvh) {
     dkv_twin_device *t = o->twin;
     const bool fp32 = o->a.out_format == DUALKV_FP32;
-    key_end k = {o->l->view.tk,
-                 o->p->dqk,
-                 o->p->hkv,
-                 kvh,
-                 t->parts,
-                 fp32 && t->u.scale_exact,
-                 o->a.partial_format,
-                 dkv_makeRounder(o->a.partial_format)};
+    key_end k = keyEnd(o, kvh);
+    k.parts = t->apart && !t->segments ? t->parts : 0;
+    k.stored = fp32 && t->u.scale_exact;
     if (k.tk == 0) return 0;
     finish_keys_kernel<<<dkv_blocksFor(k.tk * k.d, 256), 256, 0, o->stream>>>(
         k, t->u, t->dk, t->dk_var, o->out[DKV_PART_TWIN][DKV_DK], o->out[DKV_PART_SIGMA2][DKV_DK]);
@@ -681,7 +738,7 @@ static int runHead(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, cons
     if (grad) DKV_TRY(operands(o, mq, p->dv, o->d_o, NULL, t->o1, t->o_norm, t->o2, o->ado, NULL, NULL));
     DKV_TRY(fitChains(o, p->dqk, o->q, o->k, t->q_norm, t->k_norm, &t->fit_s));
     if (grad) DKV_TRY(fitChains(o, p->dv, o->d_o, o->v, t->o_norm, t->v_norm, &t->fit_dp));
-    if (grad && t->parts > 1) {
+    if (grad && t->apart) {
         for (double *x : {t->dk, t->dk_var})
             DKV_TRY_CUDA(cudaMemsetAsync(x, 0, sizeof(double) * (size_t)(t->parts * tk * p->dqk), o->stream));
         for (double *x : {t->dv, t->dv_var})
@@ -693,6 +750,7 @@ static int runHead(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, cons
     while (dkv_nextScene(o, &s)) {
         DKV_TRY(dkv_twinForwardBlock(o, &s, kernel_lse));
         if (grad) DKV_TRY(dkv_twinBackwardBlock(o, &s, kernel_o, kernel_lse));
+        if (grad && t->segments && s.r1 == s.seg->q_len) DKV_TRY(addSegment(o, &s));
     }
     if (grad) DKV_TRY(finishKeys(o, kvh));
     return countClasses(o);

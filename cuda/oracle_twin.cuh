@@ -28,6 +28,7 @@ typedef struct dkv_twin_device {
     dkv_twin_fit fit_s, fit_dp;
     bool table, delta_exact, p_normalised, has_o;
     int32_t parts;      /* accumulators of dK and dV */
+    bool segments, apart; /* each segment's sums are rounded; the accumulators are not the outputs' own arrays */
     int64_t subs, subm; /* most key tiles of 256 in a tile; most CPU blocks in a block */
     int64_t sub_m;      /* stacked rows of a CPU block */
     /* of the head: unit rows, squared norms, squares (keys': times equal_kv), magnitudes; what is not finite
@@ -52,7 +53,7 @@ typedef struct dkv_twin_device {
     double *part[4];                      /* [subs, m, d] or [subm, n, d] */
     double *table_max;                    /* [slots, max_m] */
     double *last_mean;                    /* [d]: v_mean2 of the last key tile */
-    /* of the head: sums over rows, [parts, tk, d]; the outputs themselves where parts = 1 */
+    /* of the head: sums over rows, [parts, tk, d]; the outputs themselves where not apart */
     double *dk, *dk_var, *dv, *dv_var;
     double *sink_y, *sink_v; /* [hq, tq] */
     void *memory[96];

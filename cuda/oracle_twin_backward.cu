@@ -300,7 +300,7 @@ static int addKeySums(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
     DKV_TRY_CUDA(cudaGetLastError());
     for (int e = 0; e < x->parts; e++) {
         const row_set rows = {e, x->parts > 1 ? o->g : 1};
-        const bool one = x->parts == 1;
+        const bool one = !x->apart;
         const int64_t tk = o->l->view.tk, row = one ? t->k_row * hkv + s->kvh : e * tk + t->k_row;
         double *dk = one ? o->out[DKV_PART_TWIN][DKV_DK] : x->dk,
                *dk_var = one ? o->out[DKV_PART_SIGMA2][DKV_DK] : x->dk_var;

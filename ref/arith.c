@@ -5,6 +5,7 @@
 
 #include "dtype.h"
 #include "oracle.h"
+#include "partials.h"
 
 #define ROUNDOFF_MAX 0x1p-7 /* a format or a step coarser than bf16 is no arithmetic for attention */
 #define FUNCTION_MAX 0x1p-10 /* of exp, log, tanh: tanh.approx errs by 2^-11; a looser promise would buy a pass */
@@ -38,6 +39,13 @@ int dkv_checkArithmetic(const dualkv_arithmetic *a, dkv_err *err) {
         {"log_error", a->log_error, 0, FUNCTION_MAX},
         {"tanh_error", a->tanh_error, 0, FUNCTION_MAX},
         {"flushes", a->flushes, 0, 1},
+        {"partial_of", a->partial_of, 0, 7},
+        {"row_block", (double)a->row_block, 0, 0x1p62},
+        {"row_block2", (double)a->row_block2, a->row_from2 > 0, 0x1p62},
+        {"row_from2", (double)a->row_from2, 0, 0x1p62},
+        {"row_block3", (double)a->row_block3, a->row_from3 > 0, 0x1p62},
+        {"row_from3", (double)a->row_from3, a->row_from3 ? (double)a->row_from2 : 0, 0x1p62},
+        {"dq_block", (double)a->dq_block, 0, 0x1p62},
     };
     for (size_t i = 0; i < sizeof field / sizeof *field; i++)
         if (!inRange(field[i].value, field[i].lo, field[i].hi))
@@ -59,23 +67,28 @@ double dkv_chainError(const dualkv_arithmetic *a, double n_products) {
     return dkv_stepsError(a, ceil(n_products / a->acc_step), 0, a->acc_fold);
 }
 
-typedef enum profile { FP32, TF32, FLASH, NORMALISED, DELTA, PARTIALS, EAGER, N_PROFILES } profile;
+typedef enum profile { FP32, FAST, TF32, FLASH, NORMALISED, DELTA, PARTIALS, DELTA_PARTIALS, COPIES, DELTA_COPIES, RUNNING, EAGER, N_PROFILES } profile;
 
 static const struct {
     const char *name, *words;
 } profile_table[N_PROFILES] = {
     {"fp32", "P and dS kept in fp32"},
+    {"fast", "fp32 with exp to 20 units in the last place, as PyTorch's on a CPU"},
     {"tf32", "operands, P and dS rounded to TF32"},
     {"flash", "16-bit P and dS, the rest fp32"},
     {"normalised", "flash with P divided by its sum before it is rounded"},
     {"delta", "flash with delta from O before its rounding"},
     {"partials", "flash with 16-bit partial dK and dV of each query head"},
+    {"delta-partials", "both of these"},
+    {"copies", "partials, with the 16-bit dK and dV of each segment's rows summed thereafter"},
+    {"delta-copies", "copies with delta from O before its rounding"},
+    {"running", "flash, with running sums of dK, dV and dQ in 16 bit, rounded once a block, as PyTorch's on a CPU"},
     {"eager", "scores, normalised P, dP and dS rounded to 16 bit, 16-bit partial dK and dV"},
 };
 
-/* Profiles that say something about a problem of this dtype: 16-bit inputs are exact in TF32; fp32 ones have
- * no 16-bit P. */
-static int applies(int i, dualkv_dtype t) { return t == DUALKV_FP32 ? i <= TF32 : i != TF32; }
+/* Profiles that say something about a problem of this dtype: 16-bit inputs are exact in TF32, and their own roundings hide
+ * 20 units of fp32; fp32 ones have no 16-bit P. */
+static int applies(int i, dualkv_dtype t) { return t == DUALKV_FP32 ? i <= TF32 : i == FP32 || i > TF32; }
 
 static void fillTensorCore(dualkv_arithmetic *a, int step) {
     a->acc_truncates = 1;
@@ -84,23 +97,37 @@ static void fillTensorCore(dualkv_arithmetic *a, int step) {
     a->acc_gain = (step + 0.75) * 0x1p-25 / 5; /* 1.68 * 2^-24 at step 16, as measured */
 }
 
+void dkv_roundRunning(dualkv_arithmetic *a) {
+    a->partial_of = DUALKV_PARTIAL_ROWS;
+    a->row_block = 32;
+    a->row_block2 = 64;
+    a->row_from2 = 192;
+    a->row_block3 = 256;
+    a->row_from3 = 768;
+    a->dq_block = 512;
+    a->exp_error = 0x1p-13; /* of its vectorised exp for 16-bit tensors: LSE was seen to err by 7e-5 */
+}
+
 const char *dkv_arithmeticProfile(int i, const dkv_problem *p, dualkv_arithmetic *a, const char **words) {
     int k = 0, left = i;
     while (k < N_PROFILES && (!applies(k, p->dtype) || left-- > 0)) k++;
     if (i < 0 || k >= N_PROFILES) return NULL;
-    const int32_t low = k == FP32 ? DUALKV_EXACT : k == TF32 ? DUALKV_TF32 : (int32_t)p->dtype;
+    const int32_t low = k <= FAST ? DUALKV_EXACT : k == TF32 ? DUALKV_TF32 : (int32_t)p->dtype;
     *a = (dualkv_arithmetic){.size = sizeof *a, .unit = 0x1p-24, .acc_unit = 0x1p-24, .acc_step = 1};
     a->in_format = k == TF32 || k == EAGER ? low : DUALKV_EXACT;
     a->s_format = k == EAGER ? low : DUALKV_EXACT;
     a->p_format = a->ds_format = low;
     a->out_format = p->dtype;
-    a->partial_format = k == PARTIALS || k == EAGER ? low : DUALKV_EXACT;
+    a->partial_format = k >= PARTIALS ? low : DUALKV_EXACT;
+    if (k == COPIES || k == DELTA_COPIES) a->partial_of = DUALKV_PARTIAL_HEADS | DUALKV_PARTIAL_SEGMENTS;
     a->p_normalised = k == NORMALISED || k == EAGER;
-    a->delta_exact = k == DELTA;
+    a->delta_exact = k == DELTA || k == DELTA_PARTIALS || k == DELTA_COPIES;
     a->exp_error = a->log_error = 0x1p-22;           /* ex2.approx, lg2.approx: the PTX ISA's maximum */
-    a->tanh_error = k == FP32 ? 0x1p-22 : 0x1.1p-11; /* tanh.approx: near 2^-11 */
+    if (k == FAST) a->exp_error = 20 * 0x1p-24;
+    a->tanh_error = k <= FAST ? 0x1p-22 : 0x1.1p-11; /* tanh.approx: near 2^-11 */
     a->flushes = 1;
-    if (k >= TF32) fillTensorCore(a, k == TF32 ? 8 : 16);
+    if (k == RUNNING) dkv_roundRunning(a);
+    if (k >= TF32 && k != RUNNING) fillTensorCore(a, k == TF32 ? 8 : 16);
     if (words) *words = profile_table[k].words;
     return profile_table[k].name;
 }
@@ -121,6 +148,18 @@ static void add(char *out, size_t n, const char *fmt, const char *a, long long b
     if (had + 1 < n) snprintf(out + had, n - had, fmt, a, b);
 }
 
+static void describePartials(const dualkv_arithmetic *a, char *out, size_t n) {
+    const dkv_partials p = dkv_partialsOf(a);
+    add(out, n, ", partial dK and dV in %s", formatName(a->partial_format), 0);
+    if (p.segments) add(out, n, p.heads ? " of each head and segment%s" : " of each segment%s", "", 0);
+    if (p.rows) add(out, n, ", of each %s%lld rows on", "", (long long)a->row_block);
+    if (p.rows && a->row_from2) add(out, n, ", %s%lld", "", (long long)a->row_block2);
+    if (p.rows && a->row_from2) add(out, n, "%s from %lld", "", (long long)a->row_from2);
+    if (p.rows && a->row_from3) add(out, n, ", %s%lld", "", (long long)a->row_block3);
+    if (p.rows && a->row_from3) add(out, n, "%s from %lld", "", (long long)a->row_from3);
+    if (p.dq_block) add(out, n, ", of dQ after each %s%lld keys", "", (long long)p.dq_block);
+}
+
 void dkv_describeArithmetic(const dualkv_arithmetic *a, char *out, size_t n) {
     if (!n) return;
     snprintf(out, n, "%s accumulation (%s, %d product%s a step", a->unit < 0x1p-40 ? "fp64" : "fp32",
@@ -139,7 +178,7 @@ void dkv_describeArithmetic(const dualkv_arithmetic *a, char *out, size_t n) {
     }
     if (a->p_normalised) add(out, n, ", P normalised first%s", "", 0);
     if (a->delta_exact) add(out, n, ", delta from unrounded O%s", "", 0);
-    if (a->partial_format >= 0) add(out, n, ", partial dK and dV in %s", formatName(a->partial_format), 0);
+    if (a->partial_format >= 0) describePartials(a, out, n);
     if (a->out_format >= 0) add(out, n, ", outputs in %s", formatName(a->out_format), 0);
     if (a->key_tile) add(out, n, ", key tile %s%lld", "", (long long)a->key_tile);
     if (a->key_tile && a->key_order) add(out, n, ", last tile first%s", "", 0);

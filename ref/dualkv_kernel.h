@@ -110,6 +110,12 @@ typedef struct dualkv_launch {
  * of the loosest known profile, and the tightest profile that fits is named.
  * Formats: a dualkv_dtype, or DUALKV_EXACT where the value is kept in the accumulator's precision. */
 #define DUALKV_EXACT (-1)
+/* Which partial sums of dK and dV are rounded to partial_format: those of each query head; of each segment's rows; or the
+ * running sum over a segment's rows, one query head after another, after each block of rows (the segments' sums are then
+ * added in the accumulator's precision, and query heads have no sums of their own). */
+#define DUALKV_PARTIAL_HEADS 1
+#define DUALKV_PARTIAL_SEGMENTS 2
+#define DUALKV_PARTIAL_ROWS 4
 #define DUALKV_TF32 3 /* a format of operands only, never a dtype: 10 fraction bits, fp32's exponents */
 typedef struct dualkv_arithmetic {
     uint32_t size;
@@ -126,7 +132,7 @@ typedef struct dualkv_arithmetic {
     int32_t p_format;     /* P rounded to before P V and P^T dO */
     int32_t ds_format;    /* dS rounded to before dS K and dS^T Q */
     int32_t out_format;   /* O, dQ, dK, dV rounded to */
-    int32_t partial_format; /* dK, dV of one query head rounded to before the sum over heads; else DUALKV_EXACT */
+    int32_t partial_format; /* partial sums of dK and dV rounded to before they are summed (partial_of); else DUALKV_EXACT */
     int32_t p_normalised; /* 1: P divided by the row sum before it is rounded; 0: O divided after (flash) */
     int32_t delta_exact;  /* 0: delta = dO . (rounded O); 1: from O before its rounding */
     int32_t key_tile;     /* keys a tile, counted from the start of each key range; 0: undeclared */
@@ -136,6 +142,14 @@ typedef struct dualkv_arithmetic {
     /* The same for gradients, where they are folded more often than S, dP and O: steps after which the accumulator of
      * dQ, and that of dK and dV, is added to a sum rounded to nearest (of unit `unit`); 0: as acc_fold. */
     int64_t acc_fold_dq, acc_fold_dkv;
+    int32_t partial_of; /* DUALKV_PARTIAL_*, added; 0: of each query head */
+    int32_t reserved;
+    /* DUALKV_PARTIAL_ROWS: rows a block, counted from a segment's first query row; in segments of at least row_from2 or
+     * row_from3 rows (0: none are) row_block2 or row_block3. */
+    int64_t row_block, row_block2, row_from2, row_block3, row_from3;
+    /* Keys, counted from the start of each key range, after which the running sum of dQ is rounded to partial_format; 0:
+     * never. */
+    int64_t dq_block;
 } dualkv_arithmetic;
 
 typedef enum dualkv_memory { DUALKV_HOST = 0, DUALKV_CUDA = 1 } dualkv_memory;

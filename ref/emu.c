@@ -30,6 +30,23 @@ static int parseChoice(const char *word, const char *value, const char *zero, co
     return 0;
 }
 
+static int parsePartials(const char *value, int *out, char *err, size_t n) {
+    static const struct {
+        const char *name;
+        int of;
+    } all[] = {{"exact", 0},
+               {"low", DUALKV_PARTIAL_HEADS},
+               {"segments", DUALKV_PARTIAL_HEADS | DUALKV_PARTIAL_SEGMENTS},
+               {"rows", DUALKV_PARTIAL_SEGMENTS | DUALKV_PARTIAL_ROWS}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (strcmp(value, all[i].name)) continue;
+        *out = all[i].of;
+        return 0;
+    }
+    snprintf(err, n, "emu: partials=%s: the choices are exact, low, segments and rows", value);
+    return -1;
+}
+
 static int parseOption(dkv_emu *e, const char *word, char *err, size_t n) {
     if (!strncmp(word, "bm=", 3)) return parseTile(word, word + 3, &e->bm, err, n);
     if (!strncmp(word, "bn=", 3)) return parseTile(word, word + 3, &e->bn, err, n);
@@ -46,8 +63,7 @@ static int parseOption(dkv_emu *e, const char *word, char *err, size_t n) {
     if (!strncmp(word, "p=", 2)) return parseChoice(word, word + 2, "rounded", "exact", &e->p_exact, err, n);
     if (!strncmp(word, "delta=", 6))
         return parseChoice(word, word + 6, "rounded", "exact", &e->delta_exact, err, n);
-    if (!strncmp(word, "partials=", 9))
-        return parseChoice(word, word + 9, "exact", "low", &e->partials, err, n);
+    if (!strncmp(word, "partials=", 9)) return parsePartials(word + 9, &e->partials, err, n);
     if (!strncmp(word, "scores=", 7))
         return parseChoice(word, word + 7, "exact", "low", &e->low_scores, err, n);
     if (!strncmp(word, "in=", 3)) return parseChoice(word, word + 3, "exact", "tf32", &e->tf32, err, n);
@@ -58,7 +74,7 @@ static int parseOption(dkv_emu *e, const char *word, char *err, size_t n) {
     }
     snprintf(err, n,
              "emu: unknown option '%s' (bm=N, bn=N, acc=rn|tc, order=up|down, p=rounded|normalised|exact, "
-             "delta=rounded|exact, partials=exact|low, scores=exact|low, in=exact|tf32, undeclared, fault=ID)",
+             "delta=rounded|exact, partials=exact|low|segments|rows, scores=exact|low, in=exact|tf32, undeclared, fault=ID)",
              word);
     return -1;
 }
@@ -136,6 +152,9 @@ static void emuArithmetic(void *self, const dualkv_problem *p, dualkv_arithmetic
     a->in_format = e->tf32 ? DUALKV_TF32 : DUALKV_EXACT;
     a->s_format = e->low_scores ? sixteen : DUALKV_EXACT;
     a->partial_format = e->partials ? sixteen : DUALKV_EXACT;
+    a->partial_of = e->partials;
+    a->row_block = e->partials & DUALKV_PARTIAL_ROWS ? e->bm : 0;
+    a->dq_block = e->partials & DUALKV_PARTIAL_ROWS ? e->bn : 0;
     a->p_format = a->ds_format = low;
     a->out_format = p->dtype;
     a->p_normalised = e->p_normalised;

@@ -19,7 +19,9 @@ typedef struct backward {
     float *q, *d_o;       /* the query tile: [bm, ldq], [bm, ldv] */
     float *s, *ds, *cap;  /* [bm, ldk]: scores, then P; dP, then dS; tanh(s/softcap) */
     float *exact_o;       /* [tq, hq, dv]: O before its rounding, or NULL */
-    float *all_k, *all_v; /* partials=low: sums over query heads so far, as sum_k and sum_v */
+    /* As sum_k and sum_v: the running sum over a segment; its query heads' sums; those of all. NULL unless the options ask. */
+    float *run_k, *run_v, *segment_k, *segment_v, *all_k, *all_v;
+    float *part_q; /* [bm, ldq]: a tile's terms of dQ, where their running sum is rounded */
 } backward;
 
 size_t dkv_emuWorkspace(const dualkv_problem *p) {
@@ -102,6 +104,24 @@ static void gradientRow(backward *b, const dkv_emuTile *t, int i) {
     dkv_emuRoundP(b->e, p, ds, n);
 }
 
+/* x = round(x + by y); y = 0. */
+static void addRounded(const backward *b, float *x, float *y, int64_t n, float by) {
+    for (int64_t i = 0; i < n; i++) {
+        x[i] += by * y[i];
+        y[i] = 0.0f;
+    }
+    dkv_emuRound(x, n, b->p->dtype);
+}
+
+/* A tile's terms of dQ into a running sum that is rounded, scale included. */
+static void addQueries(backward *b, const dkv_emuTile *t, int n, float *sum_q) {
+    const int dqk = b->p->dqk;
+    dkv_emuMultiply(
+        &(dkv_emuProduct){b->e->tc, t->m, dqk, n, b->ds, b->ldk, 1, b->k, b->ldq, b->part_q, b->ldq});
+    for (int i = 0; i < t->m; i++)
+        addRounded(b, sum_q + (int64_t)i * b->p->hq * b->ldq, b->part_q + (int64_t)i * b->ldq, dqk, b->p->scale);
+}
+
 static void backwardTile(backward *b, const dkv_emuTile *t) {
     const dualkv_problem *p = b->p;
     int64_t row = t->s->q_start + t->r0;
@@ -130,10 +150,20 @@ static void backwardTile(backward *b, const dkv_emuTile *t) {
         &(dkv_emuProduct){tc, t->nv, p->dv, rows_v, b->s, 1, ldk, b->d_o, b->ldv, b->sum_v, b->ldv});
     dkv_emuMultiply(&(dkv_emuProduct){tc, t->nv, p->dqk, m, b->ds, 1, ldk, b->q, b->ldq, b->sum_k, b->ldq});
     if (fault == F_Y23 && ++b->e->tiles % 53 == 0) return;
+    if (b->part_q) return addQueries(b, t, n, sum_q);
     dkv_emuMultiply(
         &(dkv_emuProduct){tc, t->m, p->dqk, n, b->ds, ldk, 1, b->k, b->ldq, sum_q, (int64_t)p->hq * b->ldq});
     for (int i = 0; i < t->m && fault == F_X15; i++)
         dkv_emuRound(sum_q + (int64_t)i * p->hq * b->ldq, p->dqk, dkv_fault16(p));
+}
+
+static int64_t keySums(const backward *b) { return (int64_t)b->e->bn * b->ldq; }
+static int64_t valueSums(const backward *b) { return (int64_t)b->e->bn * b->ldv; }
+
+/* A block of rows into the running sums. */
+static void takeRows(backward *b) {
+    addRounded(b, b->run_k, b->sum_k, keySums(b), b->p->scale);
+    addRounded(b, b->run_v, b->sum_v, valueSums(b), 1.0f);
 }
 
 /* Rows of segment d that need the keys [c0, c0 + bn) of range g, in query tiles counted from the segment's
@@ -150,6 +180,7 @@ static void walkRows(backward *b, const dualkv_segment *d, const dualkv_range *g
         dkv_emuTile t = {&w.p, &w.s, &w.g, r0, c0, (int)dkv_walkMin(bm, d->q_len - r0), nv, h, 0, w.own, 0};
         t.kind = dkv_walkTile(&w.p, &w.s, &w.g, r0, r0 + t.m, c0, c0 + nv);
         if (t.kind) backwardTile(b, &t);
+        if (t.kind && b->run_k) takeRows(b);
     }
 }
 
@@ -217,16 +248,45 @@ static void storeKeys(backward *b, int segment, int kvh, int64_t c0, int n) {
     }
 }
 
-/* The j-th query head's dK, scaled, and dV, rounded and added to those before; what the sums start from next. */
-static void takePartial(backward *b, int j, int last) {
-    const int64_t nk = (int64_t)b->e->bn * b->ldq, nv = (int64_t)b->e->bn * b->ldv;
+static void addSums(float *to, float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        to[i] += x[i];
+        x[i] = 0.0f;
+    }
+}
+
+/* A query head's dK, scaled, and dV, rounded and added to the others' of the segment, or of all. */
+static void takeHead(backward *b) {
+    const int64_t nk = keySums(b), nv = valueSums(b);
     for (int64_t i = 0; i < nk; i++) b->sum_k[i] *= b->p->scale;
     dkv_emuRound(b->sum_k, nk, b->p->dtype);
     dkv_emuRound(b->sum_v, nv, b->p->dtype);
-    for (int64_t i = 0; i < nk; i++) b->all_k[i] = j ? b->all_k[i] + b->sum_k[i] : b->sum_k[i];
-    for (int64_t i = 0; i < nv; i++) b->all_v[i] = j ? b->all_v[i] + b->sum_v[i] : b->sum_v[i];
-    for (int64_t i = 0; i < nk; i++) b->sum_k[i] = last ? b->all_k[i] : 0.0f;
-    for (int64_t i = 0; i < nv; i++) b->sum_v[i] = last ? b->all_v[i] : 0.0f;
+    addSums(b->segment_k ? b->segment_k : b->all_k, b->sum_k, nk);
+    addSums(b->segment_v ? b->segment_v : b->all_v, b->sum_v, nv);
+}
+
+static void takeSegment(backward *b) {
+    float *k = b->run_k ? b->run_k : b->segment_k, *v = b->run_v ? b->run_v : b->segment_v;
+    dkv_emuRound(k, keySums(b), b->p->dtype);
+    dkv_emuRound(v, valueSums(b), b->p->dtype);
+    addSums(b->all_k, k, keySums(b));
+    addSums(b->all_v, v, valueSums(b));
+}
+
+/* Where partial sums of segments are rounded, segments are the outer loop. */
+static void sumSegments(backward *b, int segment, int kvh, int64_t c0) {
+    const dualkv_problem *p = b->p;
+    const dualkv_segment *s = &p->segments[segment];
+    const int g = p->hq / p->hkv;
+    for (int i = segment; i < p->n_segments && (i == segment || p->segments[i].depth > s->depth); i++) {
+        const dualkv_range *seen = findRange(p, &p->segments[i], s);
+        if (!seen) continue;
+        for (int j = 0; j < g; j++) {
+            walkRows(b, &p->segments[i], seen, kvh * g + j, c0);
+            if (!b->run_k) takeHead(b);
+        }
+        takeSegment(b);
+    }
 }
 
 static void ownKeyTile(backward *b, int segment, int kvh, int64_t c0) {
@@ -242,7 +302,8 @@ static void ownKeyTile(backward *b, int segment, int kvh, int64_t c0) {
     dkv_emuRoundIn(b->e, b->vt, (int64_t)p->dv * b->ldk);
     memset(b->sum_k, 0, (size_t)bn * b->ldq * sizeof *b->sum_k);
     memset(b->sum_v, 0, (size_t)bn * b->ldv * sizeof *b->sum_v);
-    for (int j = 0; j < g; j++) {
+    if (b->segment_k) sumSegments(b, segment, kvh, c0);
+    for (int j = 0; j < g && !b->segment_k; j++) {
         const int h = b->e->fault == F_X32 ? j * p->hkv + kvh : kvh * g + j;
         for (int i = segment; i < p->n_segments && (i == segment || p->segments[i].depth > s->depth); i++) {
             const dualkv_range *seen = findRange(p, &p->segments[i], s);
@@ -250,7 +311,13 @@ static void ownKeyTile(backward *b, int segment, int kvh, int64_t c0) {
             walkRows(b, &p->segments[i], seen, h, c0);
             if (b->e->fault == F_E1 && s->depth == 0 && i > segment) scaleSums(b, 1.0f, dkv_fault16(p));
         }
-        if (b->e->partials) takePartial(b, j, j == g - 1);
+        if (b->e->partials) takeHead(b);
+    }
+    if (b->e->partials) {
+        memcpy(b->sum_k, b->all_k, (size_t)keySums(b) * sizeof(float));
+        memcpy(b->sum_v, b->all_v, (size_t)valueSums(b) * sizeof(float));
+        memset(b->all_k, 0, (size_t)keySums(b) * sizeof(float));
+        memset(b->all_v, 0, (size_t)valueSums(b) * sizeof(float));
     }
     storeKeys(b, segment, kvh, c0, n);
 }
@@ -261,7 +328,7 @@ static void storeQueries(backward *b) {
     for (int64_t row = 0; row < (b->e->fault == F_I1 ? n - tail : n); row++)
         for (int h = 0; h < p->hq; h++) {
             float *dq = b->sum_q + (row * p->hq + h) * b->ldq;
-            for (int c = 0; c < p->dqk && !(b->e->fault == F_Y7 && h == p->hq - 1); c++) dq[c] *= p->scale;
+            for (int c = 0; c < p->dqk && !b->part_q && !(b->e->fault == F_Y7 && h == p->hq - 1); c++) dq[c] *= p->scale;
             if (b->e->fault == F_X11) dkv_faultCut(p, dq, p->dqk);
             dkv_emuStore(p, b->l->dq, h, row, p->dqk, dq);
         }
@@ -294,6 +361,25 @@ static void walkKeys(backward *b) {
         }
 }
 
+static int openPartials(backward *b) {
+    const int of = b->e->partials;
+    const size_t nk = (size_t)keySums(b), nv = (size_t)valueSums(b);
+    struct {
+        float **at;
+        size_t n;
+        int needed;
+    } all[] = {{&b->all_k, nk, of},
+               {&b->all_v, nv, of},
+               {&b->segment_k, nk, of & DUALKV_PARTIAL_SEGMENTS},
+               {&b->segment_v, nv, of & DUALKV_PARTIAL_SEGMENTS},
+               {&b->run_k, nk, of & DUALKV_PARTIAL_ROWS},
+               {&b->run_v, nv, of & DUALKV_PARTIAL_ROWS},
+               {&b->part_q, (size_t)b->e->bm * b->ldq, of & DUALKV_PARTIAL_ROWS}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].needed && !(*all[i].at = dkv_emuScratch(all[i].n))) return -1;
+    return 0;
+}
+
 int dkv_emuBackward(dkv_emu *e, const dualkv_launch *l) {
     const dualkv_problem *p = l->problem;
     backward b = {.e = e,
@@ -316,8 +402,7 @@ int dkv_emuBackward(dkv_emu *e, const dualkv_launch *l) {
     b.s = dkv_emuScratch(bm * b.ldk);
     b.ds = dkv_emuScratch(bm * b.ldk);
     b.cap = dkv_emuScratch(bm * b.ldk);
-    b.all_k = dkv_emuScratch(e->partials ? bn * b.ldq : 0);
-    b.all_v = dkv_emuScratch(e->partials ? bn * b.ldv : 0);
+    if (openPartials(&b)) goto done;
     if (e->delta_exact) {
         b.exact_o = e->exact_o = dkv_emuScratch((size_t)p->tq * p->hq * p->dv);
         rc = e->exact_o ? dkv_emuForward(e, l) : -1;
@@ -325,7 +410,7 @@ int dkv_emuBackward(dkv_emu *e, const dualkv_launch *l) {
         if (rc) goto done;
         rc = -1;
     }
-    if (!b.all_k || !b.all_v || !b.k || !b.kt || !b.vt || !b.sum_k || !b.sum_v || !b.q || !b.d_o || !b.s || !b.ds || !b.cap)
+    if (!b.k || !b.kt || !b.vt || !b.sum_k || !b.sum_v || !b.q || !b.d_o || !b.s || !b.ds || !b.cap)
         goto done;
     memset(b.sum_q, 0, (size_t)p->tq * p->hq * b.ldq * sizeof *b.sum_q);
     computeDeltas(&b);
@@ -344,8 +429,13 @@ done:
     free(b.s);
     free(b.ds);
     free(b.cap);
+    free(b.run_k);
+    free(b.run_v);
+    free(b.segment_k);
+    free(b.segment_v);
     free(b.all_k);
     free(b.all_v);
+    free(b.part_q);
     free(b.exact_o);
     return rc;
 }

@@ -53,6 +53,9 @@ int dkv_oracleAll(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *i
 /* Named arithmetic profiles, tightest first, for kernels that declare nothing: fills *a for this problem.
  * Index past the end: returns NULL. */
 const char *dkv_arithmeticProfile(int i, const dkv_problem *p, dualkv_arithmetic *a, const char **words);
+/* Adds to *a running sums rounded as PyTorch's flash attention on a CPU rounds them: dK and dV after 32 query rows (64 in
+ * sequences of 192 and more, 256 in those of 768), dQ after 512 keys. */
+void dkv_roundRunning(dualkv_arithmetic *a);
 /* One line in words: "fp32 accumulation (to nearest, 1 product a step), P and dS rounded to bf16, key tile 64". */
 void dkv_describeArithmetic(const dualkv_arithmetic *a, char *out, size_t n);
 /* DKV_OK or DKV_EUSER: are the declared values in range (formats known, roundoffs in (0, 2^-7], ...)? */

@@ -14,6 +14,7 @@
 #include "clones.h"
 #include "dtype.h"
 #include "lanes.h"
+#include "partials.h"
 #include "truth.h"
 #include "twin_ride.h"
 #include "vexp.h"
@@ -32,7 +33,8 @@ typedef struct work {
     dkv_oracle *out;
     dkv_units units;
     dkv_key_chains chains;
-    double *chain_k; /* [tk] error of a chain of dK and dV */
+    double *chain_k; /* [tk] error of a chain of dK and dV, roundings under way included but for one */
+    double *roundings; /* [tk] how many there are in one sum */
     bool fp32;       /* products of magnitudes in fp32 */
     dkv_lanes lanes;
     double *sink;       /* [n_items, g, 2]: error and magnitude of dSink */
@@ -362,9 +364,13 @@ static void addKeySums(const lane *t, const dkv_tile *tile, int64_t d, double *t
     }
 }
 
+/* A sum's relative error, of which `times` roundings under way add theirs. */
+static double rounded(double sum, double roundoff, double times) { return (1 + sum) * pow(1 + roundoff, times) - 1; }
+
 static void backwardRows(lane *t, const dkv_tile *tile, const pairs *x) {
     const dkv_units *u = &t->w->units;
     const int64_t n = tile->n, fold = u->a->acc_fold_dq ? u->a->acc_fold_dq : u->a->acc_fold;
+    const double blocks = dkv_queryRoundings(t->w->l, u->a, t->at.b.node);
     for (int64_t i = 0; i < t->at.b.m; i++) {
         double *wq = t->wq + i * n, *wk = t->wk + i * n, *wv = t->wv + i * n;
         if (!takesPart(t, i)) {
@@ -377,7 +383,8 @@ static void backwardRows(lane *t, const dkv_tile *tile, const pairs *x) {
                                     t->tol_lse[i],
                                     t->delta[i],
                                     t->base[i],
-                                    dkv_sumError(u, t->rows.n[i], t->rows.steps[i], t->rows.tiles[i], fold),
+                                    rounded(dkv_sumError(u, t->rows.n[i], t->rows.steps[i], t->rows.tiles[i], fold),
+                                            u->partial, blocks),
                                     slopeOf(t, i),
                                     distanceOf(t, tile, i)};
         dkv_backwardRow(u, &r, n, x->s + i * n, x->sigma + i * n, t->p + i * n, wq, t->dp + i * n,
@@ -422,13 +429,14 @@ static void walkBackward(lane *t) {
 static void finishBackward(lane *t) {
     const dkv_units *u = &t->w->units;
     const int64_t d = t->w->p->dqk;
+    const double lost = dkv_queryRoundings(t->w->l, u->a, t->at.b.node) * u->w_partial * (1 + u->out);
     double x[256];
     for (int64_t i = 0; i < t->at.b.m; i++) {
         double *b = t->acc_q + i * d;
         const int64_t row = t->at.b.q_row + i / t->at.h.g, head = t->at.h.kvh * t->at.h.g + i % t->at.h.g;
         memcpy(x, t->w->out->truth.dq + (row * t->w->p->hq + head) * d, sizeof *x * (size_t)d);
         for (int64_t c = 0; c < d; c++)
-            b[c] = t->rows.n[i] > 0 ? dkv_formulaFinish(u, b[c], u->scale, t->rows.n[i], x[c]) : 0;
+            b[c] = t->rows.n[i] > 0 ? dkv_formulaFinish(u, b[c], u->scale, t->rows.n[i], x[c]) + lost : 0;
     }
     dkv_putRows(&t->at.h, &t->at.b, t->acc_q, d, t->w->out->bound.dq);
 }
@@ -544,15 +552,14 @@ static bool suitsFp32(const void *x, dualkv_dtype t, int64_t n) {
 
 static void finishKeys(const work *w) {
     const dkv_units *u = &w->units;
-    const double g = (double)(w->p->hq / w->p->hkv);
     for (int64_t j = 0; j < w->l->view.tk * w->p->hkv; j++) {
-        const double n = w->chains.n[j / w->p->hkv];
+        const double n = w->chains.n[j / w->p->hkv], lost = w->roundings[j / w->p->hkv] * u->w_partial;
         double *k = w->out->bound.dk + j * w->p->dqk, *v = w->out->bound.dv + j * w->p->dv;
         const double *xk = w->out->truth.dk + j * w->p->dqk, *xv = w->out->truth.dv + j * w->p->dv;
         for (int64_t c = 0; c < w->p->dqk; c++)
-            k[c] = n > 0 ? dkv_formulaFinish(u, k[c] + g * u->w_partial, u->scale, n, xk[c]) + g * u->w_partial : 0;
+            k[c] = n > 0 ? dkv_formulaFinish(u, k[c] + lost, u->scale, n, xk[c]) + lost : 0;
         for (int64_t c = 0; c < w->p->dv; c++)
-            v[c] = n > 0 ? dkv_formulaFinish(u, v[c] + g * u->w_partial, 1, n, xv[c]) : 0;
+            v[c] = n > 0 ? dkv_formulaFinish(u, v[c] + lost, 1, n, xv[c]) : 0;
     }
 }
 
@@ -612,10 +619,13 @@ static int openWork(work *w, const dkv_ref_options *opt, dkv_err *err) {
         rc = dkv_countKeyChains(&h, a->acc_step, &w->chains, err);
         if (rc) return rc;
         w->chain_k = malloc(sizeof(double) * (size_t)max64(v->tk, 1));
-        if (!w->chain_k) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+        w->roundings = malloc(sizeof(double) * (size_t)max64(v->tk, 1));
+        if (!w->chain_k || !w->roundings) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+        dkv_countRoundings(w->l, a, h.g, w->chain_k, w->roundings);
         for (int64_t j = 0; j < v->tk; j++)
-            w->chain_k[j] =
-                dkv_sumError(&w->units, w->chains.n[j], w->chains.steps[j], w->chains.pieces[j], fold);
+            w->chain_k[j] = rounded(
+                dkv_sumError(&w->units, w->chains.n[j], w->chains.steps[j], w->chains.pieces[j], fold),
+                w->units.partial, fmax(w->chain_k[j] - 1, 0));
     }
     dkv_closeHead(&h);
     return DKV_OK;
@@ -655,6 +665,7 @@ done:
     dkv_closeRide(w.ride);
     dkv_freeKeyChains(&w.chains);
     free(w.chain_k);
+    free(w.roundings);
     free(w.sink);
     free(w.truth_sink);
     return rc;

@@ -241,35 +241,10 @@ done:
     return code;
 }
 
-/* Partial sums of the query heads rounded, summed; or, with one accumulator, what is there: then the output's
- * rounding. */
-static void finishKeySum(dkv_twin *t, const dkv_keySum *sum, double *twin, double *sigma2, int64_t d,
-                         bool stored) {
-    int64_t hkv = t->p->hkv, format = t->a->partial_format;
-    for (int64_t j = 0; j < t->l->view.tk; j++)
-        for (int64_t c = 0; c < d; c++) {
-            int64_t at = (j * hkv + t->h.kvh) * d + c;
-            double x = 0, var = 0;
-            for (int64_t e = 0; e < t->parts; e++) {
-                double y = sum[e].x[j * sum[e].ld + c], v = sum[e].var[j * sum[e].ld + c];
-                double z = t->parts > 1 ? dkv_roundTo(y, (int32_t)format) : y;
-                x += z;
-                /* v itself, too: much of it may be one rare step, after which the rounding steps for certain */
-                var += v + (t->parts > 1 ? dkv_flip(y, z, v, dkv_spacingAt(t->ulp_part, fabs(y))) : 0);
-                if (t->parts > 1 && e > 0) var += t->z.unit2 * x * x;
-            }
-            double u = dkv_spacingAt(t->ulp_out, fabs(x));
-            twin[at] = x;
-            sigma2[at] = dkv_twinStored(x, var, stored ? 0 : u, t->a->out_format);
-        }
-}
-
 static void finishHead(dkv_twin *t) {
-    bool fp32 = t->a->out_format == DUALKV_FP32;
     dkv_oracle *o = t->out;
     if (!t->in->d_o) return;
-    finishKeySum(t, t->dk, o->twin.dk, o->sigma2.dk, t->p->dqk, fp32 && t->scale_exact);
-    finishKeySum(t, t->dv, o->twin.dv, o->sigma2.dv, t->p->dv, fp32);
+    if (!t->shares) dkv_twinFinishKeys(t);
     for (int32_t g = 0; g < t->h.g && t->sink_sum; g++) {
         o->twin.dsink[t->h.kvh * t->h.g + g] = t->sink_sum[g];
         o->sigma2.dsink[t->h.kvh * t->h.g + g] = t->sink_var[g];
@@ -319,27 +294,35 @@ static void runBlock(dkv_twin *t, bool forward, bool backward) {
     if (backward) dkv_twinEndBackward(t);
 }
 
+static void clearSum(const dkv_twin *t, const dkv_keySum *sum, int64_t d) {
+    for (int64_t j = 0; j < t->l->view.tk; j++) {
+        memset(sum->x + j * sum->ld, 0, sizeof(double) * (size_t)d);
+        memset(sum->var + j * sum->ld, 0, sizeof(double) * (size_t)d);
+        if (sum->steps) memset(sum->steps + j * sum->ld, 0, sizeof(double) * (size_t)d);
+    }
+}
+
 /* What holds for the whole head; its sums over rows start at 0. */
 static int beginHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
+    const int32_t to = kvh / t->carry, heads = t->p->hkv / t->carry; /* of dK and dV */
     const dkv_problem *p = t->p;
     int code;
     t->h.kvh = kvh;
     code = fitChains(t, err);
     if (!code) code = countEqual(t, err);
     if (code) return code;
-    for (int64_t e = 0; e < t->parts && t->in->d_o; e++) {
-        if (t->parts == 1) {
-            t->dk[0] = (dkv_keySum){t->out->twin.dk + kvh * p->dqk, t->out->sigma2.dk + kvh * p->dqk,
-                                    (int64_t)p->hkv * p->dqk};
-            t->dv[0] = (dkv_keySum){t->out->twin.dv + kvh * p->dv, t->out->sigma2.dv + kvh * p->dv,
-                                    (int64_t)p->hkv * p->dv};
-        }
-        for (int64_t j = 0; j < t->l->view.tk; j++) {
-            memset(t->dk[e].x + j * t->dk[e].ld, 0, sizeof(double) * (size_t)p->dqk);
-            memset(t->dk[e].var + j * t->dk[e].ld, 0, sizeof(double) * (size_t)p->dqk);
-            memset(t->dv[e].x + j * t->dv[e].ld, 0, sizeof(double) * (size_t)p->dv);
-            memset(t->dv[e].var + j * t->dv[e].ld, 0, sizeof(double) * (size_t)p->dv);
-        }
+    const dkv_keySum out_k = {t->out->twin.dk + to * p->dqk, t->out->sigma2.dk + to * p->dqk, NULL,
+                              (int64_t)heads * p->dqk};
+    const dkv_keySum out_v = {t->out->twin.dv + to * p->dv, t->out->sigma2.dv + to * p->dv, NULL,
+                              (int64_t)heads * p->dv};
+    if (!t->apart) t->dk[0] = out_k, t->dv[0] = out_v;
+    for (int64_t e = 0; e < t->parts && t->in->d_o && !t->shares; e++) {
+        clearSum(t, &t->dk[e], p->dqk);
+        clearSum(t, &t->dv[e], p->dv);
+    }
+    if (t->in->d_o && t->part.segments && !t->shares) {
+        clearSum(t, &out_k, p->dqk);
+        clearSum(t, &out_v, p->dv);
     }
     if (t->sink_sum) {
         memset(t->sink_sum, 0, sizeof(double) * (size_t)t->h.g);
@@ -348,19 +331,26 @@ static int beginHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
     return DKV_OK;
 }
 
-static int runHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
-    int code = beginHead(t, kvh, err);
-    if (code) return code;
-    t->b.node = -1;
-    t->b.r1 = 0;
-    while (dkv_stepBlock(&t->h, &t->b)) {
-        bool grad = t->in->d_o != NULL, two = grad && t->a->delta_exact;
+/* The blocks of the next segment that has rows. False at the end. */
+static bool runSegment(dkv_twin *t, bool last_head) {
+    const bool grad = t->in->d_o != NULL, two = grad && t->a->delta_exact;
+    do {
+        if (!dkv_stepBlock(&t->h, &t->b)) return false;
         loadBlock(t);
         runBlock(t, true, grad && !two);
         if (two) runBlock(t, false, true);
-    }
-    finishHead(t);
-    return countClasses(t, err);
+        if (grad) dkv_twinPartKeys(t, last_head);
+    } while (t->b.r1 < t->l->view.segments[t->b.node].q_len);
+    return true;
+}
+
+/* Blocks and tiles that end where the kernel's blocks do. */
+static void alignBlocks(dkv_twin *t) {
+    const int64_t block = t->part.dq_block;
+    if (t->part.rows && t->h.rows) t->h.rows = dkv_commonRows(t->a, t->h.rows);
+    t->h.max_m = t->h.rows * t->h.g;
+    t->h.keys = block > 0 && block < DKV_TILE_KEYS ? block : DKV_TILE_KEYS;
+    while (block > 0 && block % t->h.keys) t->h.keys--;
 }
 
 static void declare(dkv_twin *t) {
@@ -382,12 +372,16 @@ static void declare(dkv_twin *t) {
     t->ds_rounded = dkv_unitRoundoff(a->ds_format) > a->unit;
     t->s_rounded = dkv_unitRoundoff(a->s_format) > a->unit;
     t->scale_exact = frexp(t->p->scale, &e) == 0.5;
-    t->parts = dkv_unitRoundoff(a->partial_format) > a->unit ? t->p->hq / t->p->hkv : 1;
-    t->quick = t->p_rounded && t->ds_rounded && !t->s_rounded && t->parts == 1 && t->z.gain == 0 &&
+    t->part = dkv_partialsOf(a);
+    t->round_part = dkv_makeRounder(a->partial_format);
+    t->parts = t->part.heads ? t->p->hq / t->p->hkv : 1;
+    t->apart = t->parts > 1 || t->part.segments || t->part.rows;
+    alignBlocks(t);
+    t->quick = t->p_rounded && t->ds_rounded && !t->s_rounded && !t->apart && !t->part.dq_block && t->z.gain == 0 &&
                !t->z.truncates && t->p->dtype != DUALKV_FP32 && !(t->p->softcap > 0) && !t->p->alibi;
     t->quick_s = dkv_makeQuick(t->p->dqk);
     t->quick_dp = dkv_makeQuick(t->p->dv);
-    t->table = t->p_rounded && !a->p_normalised && a->key_tile > 0 && DKV_TILE_KEYS % a->key_tile;
+    t->table = t->p_rounded && !a->p_normalised && a->key_tile > 0 && t->h.keys % a->key_tile;
 }
 
 /* Most tiles of `size` keys that a row's ranges are cut into. */
@@ -450,14 +444,16 @@ static int openHead(dkv_twin *t, void **owned, int *count, dkv_err *err) {
     const buffer sink[] = {DOUBLES(sink_sum, t->h.g), DOUBLES(sink_var, t->h.g)};
     int code = allocate(t, all, sizeof all / sizeof *all, owned, count, err);
     if (!code && t->in->sink && t->in->d_o) code = allocate(t, sink, 2, owned, count, err);
-    if (code || t->parts == 1) return code;
-    /* One block for all query heads' partial sums. */
+    if (code || !t->apart || t->shares) return code;
+    /* One block for all partial sums. */
+    const int64_t each = t->part.rows ? 3 : 2, k = tk * p->dqk, v = tk * p->dv;
     double *x = NULL;
-    const buffer parts = {&x, 2 * t->parts * tk * (p->dqk + p->dv), sizeof(double)};
+    const buffer parts = {&x, each * t->parts * (k + v), sizeof(double)};
     code = allocate(t, &parts, 1, owned, count, err);
-    for (int64_t e = 0; e < t->parts && !code; e++, x += 2 * tk * (p->dqk + p->dv)) {
-        t->dk[e] = (dkv_keySum){x, x + tk * p->dqk, p->dqk};
-        t->dv[e] = (dkv_keySum){x + 2 * tk * p->dqk, x + 2 * tk * p->dqk + tk * p->dv, p->dv};
+    for (int64_t e = 0; e < t->parts && !code; e++, x += each * (k + v)) {
+        double *y = x + each * k;
+        t->dk[e] = (dkv_keySum){x, x + k, t->part.rows ? x + 2 * k : NULL, p->dqk};
+        t->dv[e] = (dkv_keySum){y, y + v, t->part.rows ? y + 2 * v : NULL, p->dv};
     }
     return code;
 }
@@ -491,6 +487,7 @@ static int openTiles(dkv_twin *t, void **owned, int *count, dkv_err *err) {
                           DOUBLES(delta_var, m),
                           DOUBLES(lse, m),
                           DOUBLES(tile_max, m * tiles),
+                          DOUBLES(dq_steps, t->part.dq_block ? m * d : 0),
                           DOUBLES(o_kernel, m * d),
                           DOUBLES(o_exact, m * d),
                           DOUBLES(o_var, m * d),
@@ -527,7 +524,7 @@ static int openTiles(dkv_twin *t, void **owned, int *count, dkv_err *err) {
                           DOUBLES(v_mean2, d),
                           DOUBLES(q_mean2, d),
                           DOUBLES(do_mean2, d),
-                          {&t->steps, t->a->key_order ? mostTiles(t, n) + 1 : 0, sizeof(dkv_tile)}};
+                          {&t->steps, t->a->key_order ? mostTiles(t, t->h.keys) + 1 : 0, sizeof(dkv_tile)}};
     return allocate(t, all, sizeof all / sizeof *all, owned, count, err);
 }
 
@@ -558,11 +555,31 @@ static void closeLane(lane *w) {
     if (!w->ride) dkv_closeBlock(&w->t.b);
 }
 
+/* The heads of one running sum, segment by segment: `carry` lanes, mostly one. */
+static int runHeads(lane *w, int32_t first, dkv_err *err) {
+    const int32_t n = w->t.carry;
+    bool more = true;
+    int code = DKV_OK;
+    for (int32_t e = 0; e < n && !code; e++) {
+        code = beginHead(&w[e].t, first + e, err);
+        w[e].t.b.node = -1;
+        w[e].t.b.r1 = 0;
+    }
+    while (!code && more)
+        for (int32_t e = 0; e < n && more; e++) more = runSegment(&w[e].t, e == n - 1);
+    for (int32_t e = 0; e < n && !code; e++) {
+        finishHead(&w[e].t);
+        code = countClasses(&w[e].t, err);
+    }
+    return code;
+}
+
 static void *runLane(void *arg) {
     lane *w = arg;
+    const int32_t n = w->t.carry;
     int32_t head;
-    while (!w->code && (head = __atomic_fetch_add(w->next, 1, __ATOMIC_RELAXED)) < w->t.p->hkv)
-        w->code = runHead(&w->t, head, &w->err);
+    while (!w->code && (head = __atomic_fetch_add(w->next, 1, __ATOMIC_RELAXED)) < w->t.p->hkv / n)
+        w->code = runHeads(w, head * n, &w->err);
     return NULL;
 }
 
@@ -588,37 +605,59 @@ static void dropUnclaimed(const dkv_layout *l, dkv_oracle *out) {
     }
 }
 
-int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
-                   const dualkv_arithmetic *a, const dkv_ref_options *opt, const double *kernel_o,
-                   const double *kernel_lse, dkv_oracle *out, dkv_err *err) {
-    int n = dkv_countThreads(opt, p->hkv, 1, p->hkv), code = DKV_OK;
+/* All heads. base: what each twin starts from. */
+static int runTwin(const dkv_twin *base, const dkv_ref_options *opt, dkv_err *err) {
+    const int32_t carry = base->carry, heads = base->p->hkv / carry;
+    int n = dkv_countThreads(opt, heads, 1, heads), code = DKV_OK;
     int32_t next = 0;
-    if (in->d_o && (!kernel_o || !kernel_lse))
-        return dkv_fail(err, DKV_EHARNESS, "the twin of gradients needs the kernel's O and LSE");
-    lane *all = calloc((size_t)n, sizeof *all);
+    lane *all = calloc((size_t)n * (size_t)carry, sizeof *all);
     void **arg = calloc((size_t)n, sizeof *arg);
     if (!all || !arg) {
         code = dkv_fail(err, DKV_EHARNESS, "out of memory: the twin's threads");
         goto done;
     }
-    setPresence(p, in, a, out);
-    out->lse_rows = out->lse_alike = 0;
-    for (int e = 0; e < n && !code; e++) {
-        all[e].t = (dkv_twin){
-            .p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out};
+    for (int e = 0; e < n * carry && !code; e++) {
+        lane *first = &all[e / carry * carry];
+        all[e].t = *base;
+        all[e].t.shares = e % carry > 0;
         all[e].next = &next;
-        arg[e] = &all[e];
+        arg[e / carry] = first;
         code = openLane(&all[e], true, true, err);
+        if (!code && all[e].t.shares) all[e].t.dk[0] = first->t.dk[0], all[e].t.dv[0] = first->t.dv[0];
     }
     if (code) goto done;
     dkv_runThreads(n, runLane, arg);
     for (int e = 0; e < n && !code; e++)
-        if ((code = all[e].code) && err) *err = all[e].err;
-    if (!code) dropUnclaimed(l, out);
+        if ((code = all[e * carry].code) && err) *err = all[e * carry].err;
 done:
-    for (int e = 0; all && e < n; e++) closeLane(&all[e]);
+    for (int e = 0; all && e < n * carry; e++) closeLane(&all[e]);
     free(all);
     free(arg);
+    return code;
+}
+
+int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
+                   const dualkv_arithmetic *a, const dkv_ref_options *opt, const double *kernel_o,
+                   const double *kernel_lse, dkv_oracle *out, dkv_err *err) {
+    const bool wide = dkv_partialsOf(a).rows && p->hkv < p->hq && in->d_o;
+    dkv_twin base = {.p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out, .carry = 1,
+                     .lse_stands_in = opt && opt->lse_stands_in};
+    dkv_spread x = {0};
+    int code = DKV_OK;
+    if (in->d_o && (!kernel_o || !kernel_lse))
+        return dkv_fail(err, DKV_EHARNESS, "the twin of gradients needs the kernel's O and LSE");
+    setPresence(p, in, a, out);
+    out->lse_rows = out->lse_alike = 0;
+    if (wide) {
+        code = dkv_openSpread(p, l, in, &x, err);
+        base.p = &x.p;
+        base.l = &x.l;
+        base.in = &x.in;
+        base.carry = p->hq / p->hkv;
+    }
+    if (!code) code = runTwin(&base, opt, err);
+    if (!code) dropUnclaimed(l, out);
+    dkv_closeSpread(&x);
     return code;
 }
 
@@ -634,8 +673,8 @@ bool dkv_twinRides(const dkv_problem *p, const dkv_inputs *in, const dualkv_arit
     dkv_twin t = {.p = p, .in = in, .a = a};
     declare(&t);
     /* Not with a pass over the scores of its own: it walks tiles in the other's buffers. */
-    return in->d_o && !in->sink && a->in_format == DUALKV_EXACT && !a->key_order && !a->delta_exact && t.parts == 1 &&
-           !t.table && !a->p_normalised;
+    return in->d_o && !in->sink && a->in_format == DUALKV_EXACT && !a->key_order && !a->delta_exact && !t.apart &&
+           !t.part.dq_block && !t.table && !a->p_normalised;
 }
 
 static void *beginHeads(void *arg) {
@@ -650,7 +689,7 @@ int dkv_openRide(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in
                  const double *kernel_o, const double *kernel_lse, int threads, dkv_oracle *out, dkv_ride **ride,
                  dkv_err *err) {
     const dkv_twin base = {
-        .p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out};
+        .p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out, .carry = 1};
     dkv_ride *r = *ride = calloc(1, sizeof *r);
     void **arg = calloc((size_t)threads, sizeof *arg);
     int code = DKV_OK;

@@ -28,6 +28,7 @@ typedef struct dkv_ref_options {
     int threads;       /* 0: as many as cores */
     dkv_mutant mutant;
     bool exact_products; /* bound: products of magnitudes in fp64 throughout */
+    bool lse_stands_in;  /* twin: kernel_lse is the truth, where the kernel used an LSE of fp32 that it does not give */
 } dkv_ref_options;
 
 int dkv_refNaive(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, dkv_outputs *out, dkv_err *err);

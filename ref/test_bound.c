@@ -319,7 +319,7 @@ static void test_arithmetic(void **state) {
         assert_true(now[DKV_O] >= before[DKV_O] && now[DKV_DQ] >= before[DKV_DQ] &&
                     now[DKV_DV] >= before[DKV_DV]);
     }
-    assert_int_equal(i, 6);
+    assert_int_equal(i, 10);
     dkv_describeArithmetic(&c.a, words, 10); /* cut, not overrun */
     assert_true(strlen(words) == 9);
     const dualkv_arithmetic good = c.a;

@@ -266,17 +266,22 @@ static void test_variants(void **state) {
     (void)state;
     static const struct {
         const char *options, *dtype;
+        double least; /* 0: 0.75; below where many elements lie on the grid and err once in a million, by a whole step */
     } cases[] = {
-        {"p=normalised", "bf16"},
-        {"p=normalised,scores=low,order=down", "bf16"},
-        {"p=normalised,partials=low,scores=low,acc=tc", "bf16"},
-        {"p=exact", "bf16"},
-        {"p=exact,delta=exact", "fp16"},
-        {"delta=exact,acc=tc", "bf16"},
-        {"partials=low", "bf16"},
-        {"scores=low", "fp16"},
-        {"p=normalised", "fp32"},
-        {"in=tf32", "fp32"},
+        {"p=normalised", "bf16", 0},
+        {"p=normalised,scores=low,order=down", "bf16", 0},
+        {"p=normalised,partials=low,scores=low,acc=tc", "bf16", 0},
+        {"p=exact", "bf16", 0},
+        {"p=exact,delta=exact", "fp16", 0},
+        {"delta=exact,acc=tc", "bf16", 0},
+        {"partials=low", "bf16", 0},
+        {"partials=segments", "bf16", 0.5},
+        {"partials=segments,acc=tc", "fp16", 0.5},
+        {"partials=rows", "bf16", 0.5},
+        {"partials=rows,bm=32,bn=48", "fp16", 0.5},
+        {"scores=low", "fp16", 0},
+        {"p=normalised", "fp32", 0},
+        {"in=tf32", "fp32", 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char line[200];
@@ -286,7 +291,7 @@ static void test_variants(void **state) {
         for (int id = 0; id < DKV_N_OUTPUTS; id++) {
             int64_t n;
             double z = rmsOf(&t, (dkv_tensor_id)id, &n);
-            if (n && !(z > 0.75 && z < 1.25))
+            if (n && !(z > (cases[i].least > 0 ? cases[i].least : 0.75) && z < 1.25))
                 fail_msg("%s, %s: rms z of %s is %.3f", cases[i].options, cases[i].dtype,
                          dkv_tensorName((dkv_tensor_id)id), z);
         }
@@ -393,14 +398,18 @@ static void test_declared(void **state) {
         dualkv_arithmetic a;
         dkv_tensor_id id;
     } wrong[] = {{right, DKV_O},  {right, DKV_O},  {right, DKV_O}, {right, DKV_DQ},
-                 {right, DKV_DV}, {right, DKV_DQ}, {right, DKV_DK}};
+                 {right, DKV_DV}, {right, DKV_DQ}, {right, DKV_DK}, {right, DKV_DV}, {right, DKV_DK}, {right, DKV_DQ}};
     wrong[0].a.key_tile = 32;
     wrong[1].a.key_order = 1;
     wrong[2].a.p_normalised = 1;
     wrong[3].a.ds_format = DUALKV_EXACT;
     wrong[4].a.p_format = DUALKV_EXACT;
     wrong[5].a.delta_exact = 1;
-    wrong[6].a.partial_format = DUALKV_BF16;
+    for (int i = 6; i < 10; i++) wrong[i].a.partial_format = DUALKV_BF16;
+    wrong[7].a.partial_of = DUALKV_PARTIAL_SEGMENTS;
+    wrong[8].a.partial_of = DUALKV_PARTIAL_ROWS;
+    wrong[8].a.row_block = 64;
+    wrong[9].a.dq_block = 64;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         t.a = wrong[i].a;
         consult(&t, 1);

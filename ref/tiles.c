@@ -32,6 +32,7 @@ int dkv_openHead(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in
     h->rows = h->g >= DKV_BLOCK_ROWS ? 1 : DKV_BLOCK_ROWS / h->g;
     h->rows = l->view.max_q_len < 1 ? 1 : min64(h->rows, l->view.max_q_len);
     h->max_m = h->rows * h->g;
+    h->keys = DKV_TILE_KEYS;
     h->scale = p->scale;
     return DKV_OK;
 }
@@ -180,7 +181,7 @@ bool dkv_nextTile(const dkv_head *h, const dkv_block *b, dkv_tile *t) {
     for (; r < seg->range_count; r++) {
         const dualkv_range *g = &h->l->view.ranges[seg->range_begin + r];
         for (j = j < g->pos ? g->pos : j; j < g->pos + g->len;) {
-            int64_t j0 = j, j1 = min64(j + DKV_TILE_KEYS, g->pos + g->len);
+            int64_t j0 = j, j1 = min64(j + h->keys, g->pos + g->len);
             int vis = dkv_maskBlock(h->p, b->node, b->r0, b->r1, j0, j1);
             j = j1;
             if (vis == 2) trimTile(h, b, &j0, &j1);

@@ -24,6 +24,7 @@ typedef struct dkv_head {
     int32_t kvh, g;   /* KV head; query heads of it: kvh * g .. */
     int64_t max_m;    /* most stacked rows of a block */
     int64_t rows;     /* most rows of a block: max_m = rows * g */
+    int64_t keys;     /* most keys of a tile: DKV_TILE_KEYS, or less where a tile must end with a kernel's block */
     double scale;     /* of the score; the problem's */
     dkv_mutant mutant; /* 0 but in the suite's self-test */
 } dkv_head;

@@ -68,6 +68,7 @@ typedef struct pairRow { /* of one row: [n] each */
     double *s, *ds;        /* s becomes round(P); ds: dP becomes round(dS) */
     const double *p, *cap; /* p: exp(s - LSE) */
     float *w_p, *w_ds, *w_row;
+    double exp2; /* relative variance of P beside its score's */
 } pairRow;
 
 /* Variances of what the roundings leave: w_p of P over unit2 p_unit^2 and w_ds of dS over unit2 (ds_more p_unit)^2, of the
@@ -77,7 +78,7 @@ static inline __attribute__((always_inline)) void pairVariancesOf(const dkv_twin
                                                                   bool p_rounded, bool ds_rounded, bool capped) {
     dkv_rounder f_p = t->round_p, f_ds = t->round_ds;
     dkv_spacing u_p = t->ulp_p, u_ds = t->ulp_ds;
-    double unit = t->ds_unit, unit2 = t->z.unit2, exp2 = t->z.exp2, more2 = 1 / (t->ds_more * t->ds_more);
+    double unit = t->ds_unit, unit2 = t->z.unit2, exp2 = r->exp2, more2 = 1 / (t->ds_more * t->ds_more);
     const double *over = t->over_p;
     double over_row = 1 / (unit2 * unit * unit), least2 = t->z.least2, flush = t->z.flush;
     double prod = t->z.prod_p2, per_cap = capped ? 2 / (double)t->p->softcap : 0, last = capped ? unit2 : 0;
@@ -126,7 +127,7 @@ static void quickPairs(const dkv_twin *t, int64_t n, const pairRow *r, double ls
                        double delta_var) {
     dkv_rounder f_p = t->round_p, f_ds = t->round_ds;
     dkv_spacing u_p = t->ulp_p, u_ds = t->ulp_ds;
-    double unit2 = t->z.unit2, exp2 = t->z.exp2, over = 1 / unit2;
+    double unit2 = t->z.unit2, exp2 = r->exp2, over = 1 / unit2;
     const double *vs = t->vs, *vd = t->vd, *in_p = r->p;
     double *restrict s = r->s, *restrict dp = r->ds;
     float *restrict w_p = r->w_p, *restrict w_ds = r->w_ds;
@@ -327,6 +328,7 @@ static void addQueryTerms(dkv_twin *t) {
 void dkv_twinBackwardQueries(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n, d = t->p->dqk;
     double alike = dkv_twinAlike(dkv_twinMean(t->equal_kv + t->t.k_row, n)), scale = t->p->scale;
+    if (t->part.dq_block) dkv_twinPartQueries(t);
     memcpy(t->before, t->dq.acc, sizeof(double) * (size_t)(m * d));
     dkv_addRows(&t->h, &t->b, &t->t, scale, t->dp, t->t.k, d, t->t.finite, t->dq.acc, d);
     addQueryTerms(t);
@@ -421,7 +423,15 @@ void dkv_twinBackwardRow(dkv_twin *t, int64_t i) {
     int64_t n = t->t.n, at = t->quick ? 0 : i * n; /* quick: the variances of this row alone */
     double *s = t->s + i * n, *dp = t->dp + i * n, lse = t->lse_kernel[i] == -INFINITY ? 0 : t->lse_kernel[i];
     dpRow(t, i);
-    pairRow r = {s, dp, t->wide, t->p->softcap > 0 ? t->cap + i * n : NULL, t->w + at, t->w2 + at, t->sq + at};
+    const double u = t->lse_stands_in ? dkv_spacingAt(t->ulp_lse, fabs(lse)) : 0; /* maximum, logarithm, sum: u^2/12 each */
+    pairRow r = {s,
+                 dp,
+                 t->wide,
+                 t->p->softcap > 0 ? t->cap + i * n : NULL,
+                 t->w + at,
+                 t->w2 + at,
+                 t->sq + at,
+                 t->z.exp2 + u * u / 4};
     probabilities(t, s, lse, t->wide);
     if (t->quick)
         quickPairs(t, n, &r, lse, t->delta[i], t->delta_var[i]);
@@ -445,6 +455,8 @@ void dkv_twinBeginBackward(dkv_twin *t) {
     }
     for (size_t e = 0; e < sizeof zeros / sizeof *zeros; e++)
         memset(zeros[e], 0, sizeof(double) * (size_t)(m * d));
+    if (t->part.dq_block) memset(t->dq_steps, 0, sizeof(double) * (size_t)(m * d));
+    t->dq_at = -1;
     if (!t->quick) dkv_twinSquares(t->b.d_o, m, t->p->dv, NULL, t->do2, &t->do_unit);
     if (!t->quick) dkv_twinSquares(t->b.q, m, d, NULL, t->q2, &t->q_unit);
     dkv_unitRows(t->b.d_o, m, t->p->dv, t->o1, t->o_norm);
@@ -462,6 +474,7 @@ void dkv_twinEndBackward(dkv_twin *t) {
             double x = t->dq.acc[e] - t->dq.loss[e], u = stored ? 0 : dkv_spacingAt(t->ulp_out, fabs(x));
             double var = t->dq.chain[e] + t->dq.a2[e] + t->delta_var[i] * t->dq.a1[e] * t->dq.a1[e];
             var += dkv_twinFlushed(&t->z, t->z.fold_dq, x, t->p->scale, terms);
+            if (t->part.dq_block) var += t->dq_steps[e];
             t->dq.acc[e] = x;
             t->dq.chain[e] = dkv_twinStored(x, var, u, t->a->out_format);
         }

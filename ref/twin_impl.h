@@ -6,11 +6,13 @@
 
 #include "clones.h"
 #include "oracle.h"
+#include "partials.h"
 #include "twin_noise.h"
 
-/* Sums of gradients of keys: x and its variance, element (row, c) at row * ld + c. */
+/* Sums of gradients of keys: x and its variance, element (row, c) at row * ld + c. `steps`: variance of what roundings
+ * under way left (whole steps of their format), `var` then of what came since. NULL: none under way. */
 typedef struct dkv_keySum {
-    double *x, *var;
+    double *x, *var, *steps;
     int64_t ld;
 } dkv_keySum;
 
@@ -38,7 +40,8 @@ typedef struct dkv_twin {
     const double *kernel_o, *kernel_lse;
     dkv_oracle *out;
     dkv_noise z;
-    dkv_rounder round_in, round_s, round_p, round_ds;
+    dkv_rounder round_in, round_s, round_p, round_ds, round_part;
+    dkv_partials part;
     dkv_spacing ulp_s, ulp_p, ulp_ds, ulp_out, ulp_part, ulp_lse, ulp_sum;
     bool p_rounded, ds_rounded, s_rounded, scale_exact,
         table; /* table: maxima by key tile from a pass of their own */
@@ -86,8 +89,14 @@ typedef struct dkv_twin {
     double *row_ds2, *col_p2, *col_ds2, *col_vp, *col_vds; /* sums of squares, of variances: [m] and [n] */
     double *k_mean2, *v_mean2, *q_mean2,
         *do_mean2;       /* [d]: mean squares over the tile's keys, the block's rows */
-    int64_t parts;       /* accumulators of dK and dV: query heads if partial sums are rounded, else 1 */
+    int64_t parts;       /* accumulators of dK and dV: query heads if their partial sums are rounded, else 1 */
+    bool apart;          /* they are not the outputs' own arrays */
+    int32_t carry;       /* heads, each with keys of its own here, whose running sums are one; 1 but with part.rows */
+    bool lse_stands_in;  /* kernel_lse is the truth */
+    bool shares;         /* the accumulators are those of another head's twin */
     dkv_keySum *dk, *dv; /* [parts] */
+    double *dq_steps;    /* [m, d]: as a keySum's steps */
+    int64_t dq_at;       /* the key block that dQ was last added to, over all ranges; -1: none */
     double *sink_sum, *sink_var; /* [g] */
 } dkv_twin;
 
@@ -168,5 +177,21 @@ void dkv_twinBackwardRow(dkv_twin *t, int64_t i); /* reads vs; s becomes P, dp d
 void dkv_twinBackwardQueries(dkv_twin *t);        /* the tile's terms of dQ; */
 void dkv_twinBackwardKeys(dkv_twin *t);           /* of dK and dV, in order of blocks */
 void dkv_twinEndBackward(dkv_twin *t);
+
+/* Sums that are rounded under way. Before a tile's terms of dQ are added; after a block's last tile (dK, dV; last_head: of
+ * those whose sums are carried on); then, with the head's last block, the outputs' own rounding. */
+void dkv_twinPartQueries(dkv_twin *t);
+void dkv_twinPartKeys(dkv_twin *t, bool last_head);
+void dkv_twinFinishKeys(dkv_twin *t);
+
+/* The same problem with K and V of each query head. Closed by the caller, after a failure too. */
+typedef struct dkv_spread {
+    dkv_problem p;
+    dkv_layout l;
+    dkv_inputs in;
+    char *k, *v;
+} dkv_spread;
+int dkv_openSpread(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in, dkv_spread *x, dkv_err *err);
+void dkv_closeSpread(dkv_spread *x);
 
 #endif

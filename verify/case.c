@@ -11,6 +11,7 @@
 #include "../data/sha256.h"
 #include "../ref/dtype.h"
 #include "../ref/mask.h"
+#include "../ref/partials.h"
 
 static double now(void) {
     struct timespec t;
@@ -235,7 +236,9 @@ static int askCpu(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *e
     const dkv_side *s = &c->kernel;
     const dkv_outputs *own = &c->run[c->judged_run].out;
     const bool both = c->options->remote && c->options->remote->mode == DKV_ORACLE_BOTH;
-    const dkv_ref_options ref = {.threads = c->options->threads, .exact_products = both}; /* as on the device */
+    const dkv_ref_options ref = {.threads = c->options->threads,
+                                 .exact_products = both, /* as on the device */
+                                 .lse_stands_in = isAbsent(c, DKV_LSE)};
     dkv_oracle *o = s->d.replicated ? &c->rep_oracle : &c->oracle;
     int rc = 0;
     if (!c->has_oracle) {
@@ -339,7 +342,7 @@ int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_er
 int dkv_consultTwin(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
     const dkv_side *s = &c->kernel;
     const dkv_outputs *own = &c->run[c->judged_run].out;
-    const dkv_ref_options ref = {.threads = c->options->threads};
+    const dkv_ref_options ref = {.threads = c->options->threads, .lse_stands_in = isAbsent(c, DKV_LSE)};
     int rc = dkv_oracleTwin(s->p, s->l, s->in, a, &ref, own->o, own->lse, s->d.replicated ? &c->rep_oracle : &c->oracle,
                             err);
     return rc || !s->d.replicated ? rc : packOracle(c, err);
@@ -388,6 +391,10 @@ static int judgeUndeclared(dkv_case *c, dkv_err *err) {
     }
     for (int i = 0; !rc && (name = dkv_arithmeticProfile(i, c->kernel.p, &r->arithmetic, &words)); i++) {
         rc = dkv_consultOracle(c, &r->arithmetic, true, err);
+        if (rc == DKV_EREFUSED && dkv_partialsOf(&r->arithmetic).rows) { /* not on a device; it is not the last one */
+            rc = 0;
+            continue;
+        }
         if (!rc) rc = judgeAll(c, &r->arithmetic, err);
         if (!rc && fitsProfile(r)) {
             if (anyJudged(r)) snprintf(r->profile, sizeof r->profile, "%s", name);

@@ -11,6 +11,7 @@
 #define LEVEL   1e-6 /* of the tests that the likeliest candidate must pass */
 #define CLIP    100.0
 #define CERTAIN 0x1p-10 /* as in judge.c */
+#define CANDIDATES 64   /* room for one list */
 
 /* Kernels may know few head dimensions and group sizes. */
 static const char *const sizes[] = {"heads=4:2 dim=64", "heads=4:2 dim=128", "heads=4:4 dim=64", "heads=4:4 dim=128",
@@ -29,13 +30,14 @@ typedef struct candidate {
 typedef struct probe {
     candidate *all, best;
     int n;
+    bool of_queries; /* the likeliest by LSE and dQ alone */
     bool declared, found;
     double misfit;
     dkv_err err;
 } probe;
 
 int dkv_checkArithmeticWord(const char *word, dkv_err *err) {
-    char names[300] = "auto";
+    char names[400] = "auto";
     if (!strcmp(word, "auto")) return 0;
     for (int type = DUALKV_FP32; type >= 0; type--) {
         dkv_problem p = {.dtype = (dualkv_dtype)type};
@@ -70,13 +72,14 @@ static bool isJudged(const dkv_case *c, int id) {
     return c->oracle.has_twin[id] && !(c->kernel.d.absent >> id & 1) && dkv_outputAt(&c->got, (dkv_tensor_id)id);
 }
 
-static int scoreCandidate(dkv_case *c, candidate *x, dkv_err *err) {
+static int scoreCandidate(dkv_case *c, candidate *x, bool of_queries, dkv_err *err) {
     int64_t n[DKV_N_OUTPUTS];
     int rc = dkv_consultTwin(c, &x->a, err);
     dkv_countOutputs(&c->packed, n);
     x->score = 0;
     for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++)
-        if (isJudged(c, id) && id != DKV_DSINK && !(id == DKV_O && c->p->grad))
+        if (isJudged(c, id) && id != DKV_DSINK && !(id == DKV_O && c->p->grad) &&
+            !(of_queries && (id == DKV_DK || id == DKV_DV)))
             x->score += scoreTensor(&c->oracle, (dkv_tensor_id)id, dkv_outputAt(&c->got, (dkv_tensor_id)id), n[id],
                                     id == DKV_LSE ? DUALKV_FP32 : x->a.out_format);
     return rc;
@@ -105,7 +108,7 @@ static void observe(dkv_case *c, void *arg) {
         return;
     }
     for (int i = 0; i < p->n && !rc; i++) {
-        rc = scoreCandidate(c, &p->all[i], &p->err);
+        rc = scoreCandidate(c, &p->all[i], p->of_queries, &p->err);
         if (p->all[i].score < p->all[at].score) at = i;
     }
     p->best = p->all[at];
@@ -154,8 +157,32 @@ static void nearest(dualkv_arithmetic *a) {
     a->acc_gain = 0;
 }
 
-/* Every profile, with delta and partial sums either way where they are rounded at all. What only O tells (P normalised
- * first; the key tile) and what only large scores tell (the accumulation) is left for later. Returns how many. */
+/* How partial sums of gradients are rounded. */
+typedef struct partial_kind {
+    const char *word;
+    int32_t of;      /* DUALKV_PARTIAL_* */
+    int64_t block;   /* rows of dK and dV, keys of dQ; 0 with ROWS: as PyTorch's on a CPU */
+} partial_kind;
+static const partial_kind partial_kinds[] = {{"partials", DUALKV_PARTIAL_HEADS, 0},
+                                             {"copies", DUALKV_PARTIAL_HEADS | DUALKV_PARTIAL_SEGMENTS, 0},
+                                             {"running", DUALKV_PARTIAL_ROWS, 0},
+                                             {"running 32", DUALKV_PARTIAL_ROWS, 32},
+                                             {"running 64", DUALKV_PARTIAL_ROWS, 64},
+                                             {"running 128", DUALKV_PARTIAL_ROWS, 128}};
+enum { N_PARTIALS = sizeof partial_kinds / sizeof partial_kinds[0] };
+
+static void setPartials(dualkv_arithmetic *a, const partial_kind *k, dualkv_dtype type) {
+    a->partial_format = k ? (int32_t)type : DUALKV_EXACT;
+    a->partial_of = k ? k->of : 0;
+    if (k && k->of == DUALKV_PARTIAL_ROWS) dkv_roundRunning(a);
+    if (!k || !k->block) return;
+    a->row_block = a->dq_block = k->block;
+    a->row_block2 = a->row_from2 = a->row_block3 = a->row_from3 = 0;
+    a->exp_error = 0x1p-22;
+}
+
+/* Every profile, with delta either way where it is rounded at all. How partial sums are rounded, what only O tells (P
+ * normalised first; the key tile) and what only large scores tell (the accumulation) is left for later. Returns how many. */
 static int listFormats(dualkv_dtype type, candidate *out) {
     const dkv_problem p = {.dtype = type};
     dualkv_arithmetic a;
@@ -164,14 +191,32 @@ static int listFormats(dualkv_dtype type, candidate *out) {
     for (int i = 0; (name = dkv_arithmeticProfile(i, &p, &a, NULL)); i++) {
         bool eager = a.s_format != DUALKV_EXACT;
         if (a.delta_exact || (a.partial_format != DUALKV_EXACT && !eager) || (a.p_normalised && !eager)) continue;
-        for (int e = 0; e < (type == DUALKV_FP32 ? 1 : 4); e++) {
-            bool delta = e & 1, partials = e & 2;
+        for (int delta = 0; delta < (type == DUALKV_FP32 ? 1 : 2); delta++) {
             candidate *x = &out[n++];
             x->a = a;
             x->a.delta_exact = delta;
-            x->a.partial_format = partials ? (int32_t)type : DUALKV_EXACT;
-            snprintf(x->words, sizeof x->words, "%s%s%s", name, delta ? "+delta" : "",
-                     partials == eager ? "" : partials ? "+partials" : "-partials");
+            setPartials(&x->a, NULL, type);
+            snprintf(x->words, sizeof x->words, "%s%s", name, delta ? "+delta" : "");
+        }
+    }
+    return n;
+}
+
+/* The same with partial sums in every way; where dQ's are rounded, too, it could not tell how delta is. */
+static int listPartials(const candidate *from, dualkv_dtype type, candidate *out) {
+    const bool eager = from->a.s_format != DUALKV_EXACT;
+    const int name = (int)strcspn(from->words, "+");
+    int n = 0;
+    for (int i = 0; i <= N_PARTIALS && type != DUALKV_FP32; i++) {
+        const partial_kind *k = i ? &partial_kinds[i - 1] : NULL;
+        const bool own = eager && i == 1; /* what its name says already */
+        for (int other = 0; other < (k && k->of == DUALKV_PARTIAL_ROWS ? 2 : 1); other++) {
+            candidate *x = &out[n++];
+            *x = *from;
+            x->a.delta_exact ^= other;
+            setPartials(&x->a, k, type);
+            snprintf(x->words, sizeof x->words, "%.*s%s%s%s", name, from->words, x->a.delta_exact ? "+delta" : "",
+                     own ? "" : k ? "+" : eager ? "-" : "", own ? "" : k ? k->word : eager ? "partials" : "");
         }
     }
     return n;
@@ -218,8 +263,8 @@ static void accept(const probe *p, dkv_fit *out) {
  * tile explains has none. */
 static int fitType(dkv_worker *w, dualkv_dtype type, const char *data_dir, dkv_fit *out, bool *declared, dkv_err *err) {
     int size = 0;
-    candidate *all = malloc(sizeof *all * 64);
-    probe p = {.all = all}, sums = {.all = all}, tiles = {.all = all};
+    candidate *all = malloc(sizeof *all * CANDIDATES);
+    probe p = {.all = all, .of_queries = true}, partials = {.all = all}, sums = {.all = all}, tiles = {.all = all};
     const char *shape = "shape=70+2x40,20 seed=41";
     if (!all) return dkv_fail(err, DKV_EHARNESS, "out of memory for profiles");
     p.n = listFormats(type, all);
@@ -231,6 +276,12 @@ static int fitType(dkv_worker *w, dualkv_dtype type, const char *data_dir, dkv_f
     }
     *declared = p.declared;
     if (rc || p.declared) goto done;
+    partials.n = listPartials(&p.best, type, all);
+    if (partials.n) {
+        rc = runProbe(w, shape, type, data_dir, &size, &partials, err);
+        p = partials;
+    }
+    if (rc) goto done;
     sums.n = listSums(&p.best, all);
     if (sums.n) rc = runProbe(w, "shape=70+2x40,20 grad=off fill=hot seed=43", type, data_dir, &size, &sums, err);
     if (rc) goto done;

@@ -35,6 +35,10 @@ static const variant variants[] = {
     {"+delta=exact+acc=tc+bn=32", DUALKV_FP16, "flash+delta on tensor cores, key tile 32"},
     {"+partials=low", DUALKV_BF16, "flash+partials, key tile 64"},
     {"+partials=low+acc=tc", DUALKV_FP16, "flash+partials on tensor cores, key tile 64"},
+    {"+partials=segments", DUALKV_BF16, "flash+copies, key tile 64"},
+    {"+partials=segments+acc=tc+bn=32", DUALKV_FP16, "flash+copies on tensor cores, key tile 32"},
+    {"+partials=rows", DUALKV_BF16, "flash+running 64, key tile 64"},
+    {"+partials=rows+bm=32+bn=32+delta=exact", DUALKV_FP16, "flash+delta+running 32, key tile 32"},
     {"+p=exact", DUALKV_BF16, "fp32"},
     {"+p=normalised+scores=low+partials=low+acc=tc", DUALKV_BF16, "eager on tensor cores"},
     {"+in=tf32", DUALKV_FP32, "tf32, key tile 64"},
@@ -127,7 +131,7 @@ static void words(void **state) {
     assert_int_equal(dkv_checkArithmeticWord("auto", &err), 0);
     assert_int_equal(dkv_checkArithmeticWord("tf32", &err), 0);
     assert_int_equal(dkv_checkArithmeticWord("fp16", &err), DKV_EUSER);
-    assert_non_null(strstr(err.text, "auto, fp32, tf32, flash, normalised, delta, partials, eager"));
+    assert_non_null(strstr(err.text, "auto, fp32, fast, tf32, flash, normalised, delta, partials, delta-partials, copies, delta-copies, running, eager"));
 }
 
 int main(int argc, char **argv) {
