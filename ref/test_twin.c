@@ -278,7 +278,6 @@ static void test_variants(void **state) {
         {"partials=segments", "bf16", 0.5},
         {"partials=segments,acc=tc", "fp16", 0.5},
         {"partials=rows", "bf16", 0.5},
-        {"partials=rows,bm=32,bn=48", "fp16", 0.5},
         {"scores=low", "fp16", 0},
         {"p=normalised", "fp32", 0},
         {"in=tf32", "fp32", 0},

@@ -390,8 +390,10 @@ static int judgeUndeclared(dkv_case *c, dkv_err *err) {
         if (rc || fit->held || r->profile[0]) return rc;
     }
     for (int i = 0; !rc && (name = dkv_arithmeticProfile(i, c->kernel.p, &r->arithmetic, &words)); i++) {
+        const bool running = dkv_partialsOf(&r->arithmetic).rows; /* of CPUs; not the last */
+        if (running && c->kernel.d.memory != DUALKV_HOST) continue;
         rc = dkv_consultOracle(c, &r->arithmetic, true, err);
-        if (rc == DKV_EREFUSED && dkv_partialsOf(&r->arithmetic).rows) { /* not on a device; it is not the last one */
+        if (running && rc == DKV_EREFUSED) { /* the device's oracle does not know it */
             rc = 0;
             continue;
         }
