@@ -603,7 +603,6 @@ void dkv_closeTwin(dkv_device_oracle *o) {
     free(t);
     o->twin = NULL;
 }
-
 /* --- the whole --- */
 
 typedef struct key_end {
@@ -639,8 +638,7 @@ __global__ void add_segment_kernel(key_end k, __grid_constant__ const dkv_twin_u
         const int64_t e = first * k.d + i, at = (e / k.d * k.hkv + k.kvh) * k.d + e % k.d;
         double v = 0, sum = addParts(k, u, x, var, e, &v);
         const double h = dkv_spacingAt(u.ulp_part, fabs(sum)), before = twin[at];
-        if (k.heads) v = 0;
-        else v = roundOne(k, u, &sum, v);
+        v = k.heads ? 0 : roundOne(k, u, &sum, v);
         for (int p = 0; p < k.parts; p++) {
             const int64_t o = p * k.tk * k.d + e;
             if (k.heads) {
@@ -669,9 +667,8 @@ __global__ void finish_keys_kernel(key_end k, __grid_constant__ const dkv_twin_u
 }
 
 static key_end keyEnd(const dkv_device_oracle *o, int32_t kvh) {
-    const key_end k = {o->l->view.tk, o->p->dqk, o->p->hkv, kvh, o->twin->parts, 0, dkv_partialsOf(&o->a).heads,
-                       dkv_makeRounder(o->a.partial_format)};
-    return k;
+    return key_end{o->l->view.tk, o->p->dqk, o->p->hkv, kvh, o->twin->parts, 0, dkv_partialsOf(&o->a).heads,
+                   dkv_makeRounder(o->a.partial_format)};
 }
 
 /* After a segment's last rows. */
@@ -680,8 +677,7 @@ static int addSegment(dkv_device_oracle *o, const dkv_scene *s) {
     key_end k = keyEnd(o, s->kvh);
     for (int32_t r = 0; r < s->seg->range_count; r++) {
         const dualkv_range *g = &o->l->view.ranges[s->seg->range_begin + r];
-        if (g->len == 0) continue;
-        k.d = o->p->dqk;
+        k.d = o->p->dqk; /* a range is never empty */
         add_segment_kernel<<<dkv_blocksFor(g->len * k.d, 256), 256, 0, o->stream>>>(
             k, t->u, g->k_start, g->len, t->dk, t->dk_var, o->out[DKV_PART_TWIN][DKV_DK], o->out[DKV_PART_SIGMA2][DKV_DK]);
         k.d = o->p->dv;
@@ -758,9 +754,7 @@ static int runHead(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, cons
 
 /* Where the bound claims nothing, neither does the twin. */
 __global__ void drop_unclaimed_kernel(int64_t n, const double *bound, double *sigma2) {
-    DKV_GRID_LOOP(e, n) {
-        if (bound[e] == DKV_UNCLAIMED) sigma2[e] = (double)NAN;
-    }
+    DKV_GRID_LOOP(e, n) sigma2[e] = bound[e] == DKV_UNCLAIMED ? (double)NAN : sigma2[e];
 }
 
 static int dropUnclaimed(dkv_device_oracle *o) {
