@@ -586,6 +586,7 @@ static void declare(dkv_device_oracle *o) {
     u->softcap = o->p->softcap > 0 ? o->p->softcap : 0;
     const dkv_partials part = dkv_partialsOf(a);
     t->parts = part.heads ? o->g : 1;
+    t->heads = part.heads;
     t->segments = part.segments;
     t->apart = t->parts > 1 || part.segments;
     t->delta_exact = a->delta_exact != 0;
@@ -666,15 +667,10 @@ __global__ void finish_keys_kernel(key_end k, __grid_constant__ const dkv_twin_u
     }
 }
 
-static key_end keyEnd(const dkv_device_oracle *o, int32_t kvh) {
-    return key_end{o->l->view.tk, o->p->dqk, o->p->hkv, kvh, o->twin->parts, 0, dkv_partialsOf(&o->a).heads,
-                   dkv_makeRounder(o->a.partial_format)};
-}
-
 /* After a segment's last rows. */
 static int addSegment(dkv_device_oracle *o, const dkv_scene *s) {
     dkv_twin_device *t = o->twin;
-    key_end k = keyEnd(o, s->kvh);
+    key_end k = {o->l->view.tk, 0, o->p->hkv, s->kvh, t->parts, 0, t->heads, dkv_makeRounder(o->a.partial_format)};
     for (int32_t r = 0; r < s->seg->range_count; r++) {
         const dualkv_range *g = &o->l->view.ranges[s->seg->range_begin + r];
         k.d = o->p->dqk; /* a range is never empty */
@@ -691,9 +687,8 @@ static int addSegment(dkv_device_oracle *o, const dkv_scene *s) {
 static int finishKeys(dkv_device_oracle *o, int32_t kvh) {
     dkv_twin_device *t = o->twin;
     const bool fp32 = o->a.out_format == DUALKV_FP32;
-    key_end k = keyEnd(o, kvh);
-    k.parts = t->apart && !t->segments ? t->parts : 0;
-    k.stored = fp32 && t->u.scale_exact;
+    key_end k = {o->l->view.tk, o->p->dqk, o->p->hkv, kvh, t->apart && !t->segments ? t->parts : 0,
+                 fp32 && t->u.scale_exact, t->heads, dkv_makeRounder(o->a.partial_format)};
     if (k.tk == 0) return 0;
     finish_keys_kernel<<<dkv_blocksFor(k.tk * k.d, 256), 256, 0, o->stream>>>(
         k, t->u, t->dk, t->dk_var, o->out[DKV_PART_TWIN][DKV_DK], o->out[DKV_PART_SIGMA2][DKV_DK]);

@@ -28,7 +28,7 @@ typedef struct dkv_twin_device {
     dkv_twin_fit fit_s, fit_dp;
     bool table, delta_exact, p_normalised, has_o;
     int32_t parts;      /* accumulators of dK and dV */
-    bool segments, apart; /* each segment's sums are rounded; the accumulators are not the outputs' own arrays */
+    bool heads, segments, apart; /* each head's, each segment's sums are rounded; the accumulators are not the outputs' own arrays */
     int64_t subs, subm; /* most key tiles of 256 in a tile; most CPU blocks in a block */
     int64_t sub_m;      /* stacked rows of a CPU block */
     /* of the head: unit rows, squared norms, squares (keys': times equal_kv), magnitudes; what is not finite
