@@ -77,7 +77,7 @@ $(B)/test/%: $(B)/obj/%.o $(B)/libdualkv.a
 
 # Shared objects of the public ABI, for the tests: one that works, and those that must be refused.
 HOSTILE     := none abi size forward open list empty null crash name
-OWNKERNELS  := $(patsubst %,$(B)/testkernels/%.so,plain moody careless)
+OWNKERNELS  := $(patsubst %,$(B)/testkernels/%.so,plain moody careless planted)
 TESTKERNELS := $(OWNKERNELS) $(HOSTILE:%=$(B)/testkernels/hostile_%.so)
 SOFLAGS     := -std=c11 -O2 -fPIC -shared $(WARN) -I ref
 $(OWNKERNELS): $(B)/testkernels/%.so: verify/testkernels/%.c ref/dualkv_kernel.h
