@@ -148,10 +148,11 @@ test-fuzz: all ## the corpus, a minute of fuzzing, some of the planted faults
 	DUALKV_DATA=data $(B)/dualkv fuzz --kernel emu --time 60s --json $(B)/fuzz.jsonl
 	DUALKV_DATA=data $(B)/dualkv power --kernel emu --faults E5,$(SMOKE_FAULTS) --seeds 1 --no-shrink --no-matrix
 
-test-long: all $(B)/test/verify/test_gate_repo $(B)/test/verify/test_kill $(B)/test/verify/test_explain ## two hours: 20000 clean cases, 200 reseeded runs of ci, every planted fault for three seeds, 50 kills; resumable; the gate over a repository, on ci
+test-long: all $(B)/testkernels/planted.so $(B)/test/verify/test_gate_repo $(B)/test/verify/test_kill $(B)/test/verify/test_explain ## two hours: 20000 clean cases, 200 reseeded runs of ci, every planted fault for three seeds, 50 kills; resumable; the gate over a repository, on ci
 	DUALKV_DATA=data fuzz/long.sh $(B)/dualkv $(B)/long
 	DUALKV_EXPLAIN=$(B)/long/diagnose.jsonl DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/verify/test_explain
 	DUALKV_GATE_FULL=1 DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/verify/test_gate_repo
+	DUALKV_DATA=data fuzz/unseen.sh $(B)/dualkv $(B)/testkernels/planted.so $(B)/long/unseen
 
 # Where there is a GPU, its kernel beside the emulated one.
 verify: all $(if $(wildcard /dev/nvidia0),cuda) ## judge the kernels on suite ci and on recorded activations: records, report.html and report.md

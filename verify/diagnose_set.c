@@ -8,6 +8,7 @@
 #define PENALTY 0.004 /* a step down the list of descriptions must fit better by so much */
 #define FITS 0.6      /* of the union, below which a set is called scattered */
 #define CHANCE 1e-6   /* residues are named where they would gather so with less probability */
+#define NAMED 3       /* segments that are listed where they have nothing in common */
 #define MODULI                                                                                               \
     12 /* tests among which that is divided: six moduli, from the segment's start and from the tensor's */
 
@@ -142,6 +143,20 @@ static void nameSegments(int kind, const dkv_layout *l, const segment_facts *f, 
         snprintf(out, n, "segment %d (response %lld of group %d)", i, (long long)f[i].number, f[i].group);
 }
 
+/* "the prompt of group 0, response 1 and response 2" */
+static void listSegments(const dkv_layout *l, const segment_facts *f, const int64_t *bad, int32_t involved, char *out,
+                         size_t n) {
+    size_t at = 0;
+    int32_t said = 0;
+    for (int32_t i = 0; i < l->view.n_segments && at < n; i++) {
+        if (!bad[i]) continue;
+        if (said) at += (size_t)snprintf(out + at, n - at, said + 1 == involved ? " and " : ", ");
+        if (at < n) nameSegments(f[i].root && l->view.n_groups == 1 ? ROOTS : ONE, l, f, i, out + at, n - at);
+        if (at < n) at += strlen(out + at);
+        said++;
+    }
+}
+
 static void describeSegments(const dkv_layout *l, const segment_facts *f, const int64_t *bad, char *out,
                              size_t n) {
     int32_t first = -1, involved = 0, some = 0, kind = -1;
@@ -164,6 +179,7 @@ static void describeSegments(const dkv_layout *l, const segment_facts *f, const 
         }
         /* a segment alone is told by its name where it is one of several of its kind */
         if (k == ONE_GROUP && l->view.n_groups == 1) continue;
+        if ((k == EVEN || k == ODD) && named < 2) continue; /* one is no pattern */
         double fit = either ? (double)both / either - PENALTY * k : 0;
         if (fit > best && fit > 0.8) {
             best = fit;
@@ -171,6 +187,7 @@ static void describeSegments(const dkv_layout *l, const segment_facts *f, const 
         }
     }
     if (kind >= 0) nameSegments(kind, l, f, first, out, n);
+    else if (involved <= NAMED) listSegments(l, f, bad, involved, out, n);
 }
 
 /* ---- rows ---- */
@@ -182,6 +199,7 @@ enum {
     INTERVAL,
     FROM,
     UP_TO,
+    NOT_RESIDUE,
     PARTIAL,
     LAST_ROWS,
     RESIDUE,
@@ -208,6 +226,7 @@ static bool rowIs(const row_rule *u, int64_t r, int64_t len) {
     case INTERVAL: return r >= u->a && r <= u->b;
     case FROM: return r >= u->a;
     case UP_TO: return r <= u->b;
+    case NOT_RESIDUE: return r % u->a != u->b;
     case PARTIAL: return r >= len / u->a * u->a;
     case LAST_ROWS: return len - 1 - r < u->a;
     case RESIDUE: return r % u->a == u->b;
@@ -235,10 +254,10 @@ static void try(row_rule u, const row_fact *x, int64_t n, row_rule *best, double
     *best = u;
 }
 
-/* The residue modulo m that most of the bad rows have. */
-static int64_t commonResidue(const row_fact *x, int64_t n, int64_t m) {
+/* The residue modulo m that most of the bad (or good) rows have. */
+static int64_t commonResidue(const row_fact *x, int64_t n, int64_t m, bool bad) {
     int64_t count[256] = {0}, best = 0;
-    for (int64_t i = 0; i < n; i++) count[x[i].r % m] += x[i].bad;
+    for (int64_t i = 0; i < n; i++) count[x[i].r % m] += x[i].bad == bad;
     for (int64_t k = 1; k < m; k++)
         if (count[k] > count[best]) best = k;
     return best;
@@ -263,7 +282,8 @@ static double bestRule(const row_fact *x, int64_t n, row_rule *best) {
         if (m >= 8 && m < 2 * longest) try((row_rule){PARTIAL, m, m}, x, n, best, &fit);
         if (best->kind == PARTIAL && fitRule(&(row_rule){PARTIAL, m, m}, x, n) >= fit) best->b = m;
         if (2 * m > longest) continue;
-        try((row_rule){RESIDUE, m, commonResidue(x, n, m)}, x, n, best, &fit);
+        try((row_rule){RESIDUE, m, commonResidue(x, n, m, true)}, x, n, best, &fit);
+        if (m >= 8) try((row_rule){NOT_RESIDUE, m, commonResidue(x, n, m, false)}, x, n, best, &fit);
         for (int k = HALF_LOW; k < N_ROW_KINDS && m >= 8; k++) try((row_rule){k, m, 0}, x, n, best, &fit);
     }
     return fit + PENALTY * best->kind;
@@ -305,6 +325,7 @@ static void nameRule(const row_rule *u, int64_t longest, const char *row, char *
         break;
     case LAST_ROWS: snprintf(out, n, "the last %lld %ss", a, row); break;
     case RESIDUE: snprintf(out, n, "%ss with number mod %lld = %lld", row, a, b); break;
+    case NOT_RESIDUE: snprintf(out, n, "all %ss but those with number mod %lld = %lld", row, a, b); break;
     case HALF_LOW: snprintf(out, n, "the first half of each tile of %lld %ss", a, row); break;
     case HALF_HIGH: snprintf(out, n, "the second half of each tile of %lld %ss", a, row); break;
     case TILES_ODD: snprintf(out, n, "every second tile of %lld %ss, from tile 1 on", a, row); break;
