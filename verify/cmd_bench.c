@@ -14,6 +14,7 @@
 #include "../ref/reference.h"
 #include "../ref/mask.h"
 #include "cli.h"
+#include "perf.h"
 #include "record.h"
 #include "select.h"
 #include "version.h"
@@ -39,16 +40,6 @@ static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int byValue(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *x, int n) {
-    qsort(x, (size_t)n, sizeof *x, byValue);
-    return n % 2 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
 }
 
 /* Peak resident bytes since the last reset. */
@@ -83,8 +74,8 @@ static int timeReference(const bench *b, timing *t, dkv_err *err) {
         backward[n++] = now() - t1;
     }
     if (!rc) {
-        t->forward = median(forward, n);
-        t->backward = b->p->grad ? median(backward, n) : 0;
+        t->forward = dkv_median(forward, n);
+        t->backward = b->p->grad ? dkv_median(backward, n) : 0;
         t->peak = peakBytes(false);
     }
     dkv_freeOutputs(&out);
@@ -109,7 +100,7 @@ static int timeOracle(const bench *b, timing *t, dkv_err *err) {
         rc = dkv_oracleAll(b->p, &b->l, &b->in, &a, &opt, kernel.o, kernel.lse, &o, err);
         seconds[i] = now() - t0;
     }
-    if (!rc) t->oracle = median(seconds, RUNS_LEAST);
+    if (!rc) t->oracle = dkv_median(seconds, RUNS_LEAST);
     dkv_freeOutputs(&kernel);
     dkv_freeOracle(&o);
     return rc;
@@ -136,8 +127,8 @@ static int timeKernel(const bench *b, dkv_worker *w, timing *t, dkv_err *err) {
     }
     dkv_closeSide(&side);
     if (o != DKV_W_OK) return dkv_fail(err, DKV_EHARNESS, "%.450s", w->why);
-    t->forward = median(forward, n);
-    t->backward = b->p->grad ? median(backward, n) : 0;
+    t->forward = dkv_median(forward, n);
+    t->backward = b->p->grad ? dkv_median(backward, n) : 0;
     return 0;
 }
 

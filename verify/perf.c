@@ -45,7 +45,7 @@ static int byValue(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static double median(double *x, int n) {
+double dkv_median(double *x, int n) {
     qsort(x, (size_t)n, sizeof *x, byValue);
     return n % 2 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
 }
@@ -101,9 +101,9 @@ static void evaluate(contest *c, double level, dkv_perf *out) {
     out->gpu = c->w[0].gpu;
     for (int d = 0; d < (c->p.grad ? 2 : 1); d++) {
         for (int i = 0; i < c->rounds; i++) ratio[i] = fmax(c->time[0][d][i], CLOCK) / fmax(c->time[1][d][i], CLOCK);
-        out->ratio[d] = median(ratio, c->rounds);
+        out->ratio[d] = dkv_median(ratio, c->rounds);
         dkv_rankInterval(ratio, c->rounds, level, &out->low[d], &out->high[d]);
-        for (int k = 0; k < 2; k++) out->seconds[k][d] = median(c->time[k][d], c->rounds);
+        for (int k = 0; k < 2; k++) out->seconds[k][d] = dkv_median(c->time[k][d], c->rounds);
     }
 }
 

@@ -15,6 +15,8 @@ typedef struct dkv_perf {
     dkv_gpu_info gpu;                 /* of the kernel */
 } dkv_perf;
 
+/* The median of n >= 1 values, which it sorts. */
+double dkv_median(double *x, int n);
 /* Rounds that an interval at this level needs at least: with fewer it would be all numbers. */
 int dkv_leastRounds(double level);
 /* The interval of the median of n sorted values that leaves out at most `level` on each side. */
