@@ -46,15 +46,22 @@ static char **gitEnvironment(void) {
     return out;
 }
 
-/* git in `dir`; words end with NULL, `tail` (or NULL) follows them. Its failure is DKV_EHARNESS with its own last line. */
+/* git in `dir`; words end with NULL, `tail` (or NULL) follows them. Its failure is DKV_EHARNESS with its own last line. In
+ * the worktree it is told both folders: with its .git gone (a build's doing) git would look in the folders above, and there
+ * may be the user's own checkout. */
 static int git(const dkv_repo *r, const char *dir, dkv_program *p, const char *const *words, const char *const *tail,
                dkv_err *err) {
-    const char *argv[WORDS + DKV_PATHS_MAX + 24] = {
+    const char *argv[WORDS + DKV_PATHS_MAX + 32] = {
         "git", "-C", dir, "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "maintenance.auto=false",
-        "-c", "core.fsmonitor=false", "-c", "color.ui=false", "-c", "advice.detachedHead=false", "-c", "log.showSignature=false"};
+        "-c", "core.fsmonitor=false", "-c", "color.ui=false", "-c", "advice.detachedHead=false", "-c", "log.showSignature=false",
+        "-c", "worktree.useRelativePaths=false"};
     char why[300];
     int n = 0;
     while (argv[n]) n++;
+    if (dir == r->tree && r->admin[0]) {
+        const char *const places[] = {"--git-dir", r->admin, "--work-tree", r->tree};
+        for (int i = 0; i < 4; i++) argv[n++] = places[i];
+    }
     for (int i = 0; words[i] && i < WORDS; i++) argv[n++] = words[i];
     for (int i = 0; tail && tail[i] && i < DKV_PATHS_MAX; i++) argv[n++] = tail[i];
     p->argv = argv;
@@ -204,20 +211,43 @@ char *dkv_diffstat(const dkv_repo *r, const char *id) {
 
 /* ---- the worktree ---- */
 
-/* Processes that stand in a worktree that nobody owns any more: a killed run's build. */
+/* Is this the name that mkdtemp made of ours, in a folder given by its whole path? */
+static bool isOurs(const char *tree) {
+    const char *base = strrchr(tree, '/');
+    if (tree[0] != '/' || !base || strncmp(base + 1, PREFIX, strlen(PREFIX)) != 0) return false;
+    base += 1 + strlen(PREFIX);
+    return strlen(base) == 6 && strspn(base, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") == 6;
+}
+
+/* Was it begun by a bisect in this worktree? Who only looks around there has not the word in its environment. */
+static bool isMarked(pid_t pid, const char *tree) {
+    char path[64], word[PATH_MAX + sizeof DKV_BISECT_TREE + 1], *text = NULL;
+    size_t room = 0;
+    bool found = false;
+    snprintf(path, sizeof path, "/proc/%ld/environ", (long)pid);
+    snprintf(word, sizeof word, DKV_BISECT_TREE "=%s", tree);
+    FILE *f = fopen(path, "re");
+    while (f && !found && getdelim(&text, &room, 0, f) > 0) found = strcmp(text, word) == 0;
+    if (f) fclose(f);
+    free(text);
+    return found;
+}
+
+/* What a build, of a run that was killed, too, left behind: processes that it began and that stand in the worktree. */
 static void endStanding(const char *tree) {
-    DIR *proc = opendir("/proc");
-    const struct dirent *entry;
     const size_t n = strlen(tree);
+    DIR *proc = isOurs(tree) ? opendir("/proc") : NULL;
+    const struct dirent *entry;
     while (proc && (entry = readdir(proc))) {
         char path[64], at[PATH_MAX];
         pid_t pid = (pid_t)strtol(entry->d_name, NULL, 10);
-        if (pid <= 1) continue;
+        if (pid <= 1 || pid == getpid()) continue;
         snprintf(path, sizeof path, "/proc/%ld/cwd", (long)pid);
         ssize_t len = readlink(path, at, sizeof at - 1);
-        if (len < (ssize_t)n || pid == getpid()) continue;
+        if (len < (ssize_t)n) continue;
         at[len] = 0;
-        if (strncmp(at, tree, n) == 0 && (!at[n] || at[n] == '/' || at[n] == ' ')) kill(pid, SIGKILL);
+        if (strncmp(at, tree, n) == 0 && (!at[n] || at[n] == '/' || strcmp(at + n, " (deleted)") == 0) && isMarked(pid, tree))
+            kill(pid, SIGKILL);
     }
     if (proc) closedir(proc);
 }
@@ -239,13 +269,25 @@ static void removeFolder(const char *path) {
 static void removeTree(const dkv_repo *r, const char *tree, const char *admin) {
     dkv_program p = {0};
     char parent[PATH_MAX + 16];
-    if (tree[0]) endStanding(tree);
-    if (tree[0]) (void)git(r, r->path, &p, WORDS_OF("worktree", "remove", "--force", "--force", tree), NULL, NULL);
+    if (!isOurs(tree)) return;
+    endStanding(tree);
+    (void)git(r, r->path, &p, WORDS_OF("worktree", "remove", "--force", "--force", tree), NULL, NULL);
     dkv_freeProgram(&p);
-    if (tree[0]) removeFolder(tree);
+    removeFolder(tree);
     removeFolder(admin);
     snprintf(parent, sizeof parent, "%s/worktrees", r->common);
     rmdir(parent); /* as git does, when it was the last */
+}
+
+/* Nothing but git's own file: killed between the worktree's making and its lock. */
+static bool isBare(const char *tree) {
+    DIR *d = opendir(tree);
+    const struct dirent *entry;
+    bool bare = true;
+    while (d && bare && (entry = readdir(d)))
+        bare = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0 || strcmp(entry->d_name, ".git") == 0;
+    if (d) closedir(d);
+    return bare;
 }
 
 /* One of the repository's worktrees: ours, and nobody holds its lock? Then it goes. */
@@ -262,11 +304,9 @@ static void removeStale(const dkv_repo *r, const char *name) {
     FILE *f = fopen(path, "re");
     if (f && !fgets(tree, sizeof tree, f)) tree[0] = 0;
     if (f) fclose(f);
-    char *end = strstr(tree, "/.git\n"), *base = NULL;
+    char *end = strstr(tree, "/.git\n");
     if (end) *end = 0;
-    base = strrchr(tree, '/');
-    if (!end || !base || strncmp(base + 1, PREFIX, strlen(PREFIX))) tree[0] = 0; /* not what we made */
-    if (tree[0]) removeTree(r, tree, admin);
+    if (end && isOurs(tree) && (fd >= 0 || isBare(tree))) removeTree(r, tree, admin); /* else somebody else's */
     if (fd >= 0) close(fd);
 }
 
@@ -297,6 +337,7 @@ static int addTree(dkv_repo *r, const char *id, dkv_err *err) {
 
 int dkv_openTree(dkv_repo *r, const char *id, dkv_err *err) {
     const char *tmp = getenv("TMPDIR");
+    char real[PATH_MAX];
     int rc = 0, folder = open(r->common, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (!tmp || !tmp[0]) tmp = "/tmp";
     if (tmp[0] != '/' || strchr(tmp, '\n') || strlen(tmp) > PATH_MAX - 64)
@@ -310,8 +351,11 @@ int dkv_openTree(dkv_repo *r, const char *id, dkv_err *err) {
         if (!mkdtemp(r->tree)) {
             rc = dkv_fail(err, DKV_EHARNESS, "cannot make a folder in '%.200s': %s", tmp, strerror(errno));
             r->tree[0] = 0;
-        }
+        } else if (!realpath(r->tree, real)) {
+            rc = dkv_fail(err, DKV_EHARNESS, "'%.200s': %s", r->tree, strerror(errno));
+        } else strcpy(r->tree, real); /* as git and /proc write it */
     }
+    if (!rc && setenv(DKV_BISECT_TREE, r->tree, 1)) rc = dkv_fail(err, DKV_EHARNESS, "out of memory");
     if (!rc) rc = addTree(r, id, err);
     if (folder >= 0) close(folder);
     if (rc) dkv_closeTree(r);

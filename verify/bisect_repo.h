@@ -12,6 +12,7 @@
 
 #define DKV_HASH_MAX  72  /* a commit's or tree's name, SHA-256 included */
 #define DKV_PATHS_MAX 64
+#define DKV_BISECT_TREE "DUALKV_BISECT_TREE" /* in the environment of builds: the worktree */
 
 typedef struct dkv_repo {
     char path[PATH_MAX];   /* as git is told it */

@@ -111,6 +111,30 @@ static void other_repositories(void **state) {
     mustHold(output, "change 6");
 }
 
+/* Worktrees that have our names and are not ours, who only stands in one of ours, a checkout above one without its .git. */
+static void what_others_own_stays(void **state) {
+    (void)state;
+    mustShell("cd $D/c && for n in dualkv-bisect-work dualkv-bisect-abcdef; do git worktree add -q --detach $D/$n main~1 && echo mine >$D/$n/mine; done");
+    char *was = stateOf("c");
+    mustBisect(0, "--good good --bad bad --repo $D/c " K);
+    mustBeAs("c", was);
+    mustShell("cat $D/dualkv-bisect-work/mine $D/dualkv-bisect-abcdef/mine");
+    mustShell("cd $D/c && git worktree remove --force $D/dualkv-bisect-work && git worktree remove --force $D/dualkv-bisect-abcdef");
+    free(was);
+    was = stateOf("c");
+    mustShell("$B/dualkv bisect --good good --bad bad --repo $D/c --cache none " WORDS "--build 'setsid sleep 300 & echo $! >$D/left; sleep 300' "
+              "& pid=$!; for i in $(seq 500); do [ -s $D/left ] && break; sleep 0.02; done; kill -9 $pid; "
+              "(cd $D/tmp/dualkv-bisect-* && exec sleep 300) >/dev/null 2>&1 & echo $! >$D/stands; sleep 0.2; kill -0 $(cat $D/left)");
+    mustBisect(0, "--good good --bad bad --repo $D/c " K);
+    mustShell("kill $(cat $D/stands) && ! grep -q 300 /proc/$(cat $D/left)/cmdline");
+    mustBeAs("c", was);
+    mustShell("mkdir $D/c/tmp && TMPDIR=$D/c/tmp $B/dualkv bisect --good good --bad bad --repo $D/c --cache none " WORDS
+              "--build \"rm .git; cc -O1 -shared -fPIC -I$HERE/ref -o kernel.so kernel.c -lm\" && rmdir $D/c/tmp");
+    mustHold(output, "change 6");
+    mustBeAs("c", was);
+    free(was);
+}
+
 /* Words of commits, files and messages that a shell, a terminal or git could take for something else. */
 static void hostile_names(void **state) {
     (void)state;
@@ -208,7 +232,8 @@ static void history_of_all(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(history_of_all),     cmocka_unit_test(words_are_checked),    cmocka_unit_test(ends_are_tested),
-        cmocka_unit_test(other_repositories), cmocka_unit_test(hostile_names),        cmocka_unit_test(builds_are_contained),
+        cmocka_unit_test(other_repositories), cmocka_unit_test(what_others_own_stays),
+        cmocka_unit_test(hostile_names),        cmocka_unit_test(builds_are_contained),
         cmocka_unit_test(flags_are_found),    cmocka_unit_test(flaky_commits),
     };
     if (startHistories()) return 1;
