@@ -69,9 +69,40 @@ static void addTensors(dkv_evidence *e, const cJSON *o) {
     if (fair && level > e->level) e->level = level;
 }
 
+/* The problem, whichever words its line has, as a number. */
+static int addLine(dkv_evidence *e, const dkv_problem *p) {
+    char line[DKV_LINE_MAX + 1], hex[65];
+    if (dkv_printProblem(p, line, sizeof line, NULL)) return -1;
+    dkv_digestBytes(line, strlen(line), hex);
+    hex[16] = 0;
+    if (e->n_lines == e->room_lines) {
+        long room = 2 * e->room_lines + 64;
+        uint64_t *more = realloc(e->lines, (size_t)room * sizeof *more);
+        if (!more) return -1;
+        e->lines = more;
+        e->room_lines = room;
+    }
+    e->lines[e->n_lines++] = strtoull(hex, NULL, 16);
+    return 0;
+}
+
+static int compareLines(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Passed cases that are not the same problem again. */
+static long countDistinct(const dkv_evidence *e) {
+    long n = 0;
+    if (e->n_lines) qsort(e->lines, (size_t)e->n_lines, sizeof *e->lines, compareLines);
+    for (long i = 0; i < e->n_lines; i++) n += i == 0 || e->lines[i] != e->lines[i - 1];
+    return n;
+}
+
 static int addPassed(dkv_evidence *e, const cJSON *o, const dkv_problem *p) {
     const cJSON *x;
     e->passed++;
+    if (addLine(e, p)) return -1;
     e->undeclared += !cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "declared"));
     addTensors(e, o);
     cJSON_ArrayForEach(x, cJSON_GetObjectItemCaseSensitive(o, "not_judged"))
@@ -109,6 +140,7 @@ static int addCase(dkv_evidence *e, const cJSON *o, const dkv_problem *p, dkv_st
         return 0;
     }
     e->total++;
+    e->nameless += !dkv_textOf(o, "kernel_sha256")[0] || !device[0];
     if (countWord(&e->kernels, kernel) || countWord(&e->devices, device) || addPlace(e, o)) return -1;
     if (status == DKV_ST_UNSUPPORTED) {
         e->refused++;
@@ -153,6 +185,11 @@ int dkv_readEvidence(dkv_evidence *e, const char *path, const char *hash, dkv_er
     dkv_err why = {0};
     FILE *f = fopen(path, "re");
     if (!f) return dkv_fail(err, DKV_EUSER, "cannot read '%s': %s", path, strerror(errno));
+    for (int i = 0; i < e->n_files; i++)
+        if (strcmp(e->files[i].hash, hash) == 0) {
+            fclose(f);
+            return dkv_fail(err, DKV_EUSER, "'%s' and '%s' hold the same records: nothing counts twice", e->files[i].path, path);
+        }
     dkv_cert_file *files = realloc(e->files, (size_t)(e->n_files + 1) * sizeof *files);
     if (files) e->files = files;
     dkv_cert_file *file = files ? &files[e->n_files++] : NULL;
@@ -183,6 +220,7 @@ void dkv_freeEvidence(dkv_evidence *e) {
         free(e->files[i].hash);
     }
     free(e->files);
+    free(e->lines);
     free(e->defect);
     dkv_freePowerTable(&e->power);
     memset(e, 0, sizeof *e);
@@ -215,11 +253,14 @@ int dkv_refuseCertificate(const dkv_evidence *e, int *code, dkv_err *err) {
     if (e->harness) return dkv_fail(err, DKV_EREFUSED, "no certificate: the harness itself failed in %ld cases", e->harness);
     if (2 * e->refused > e->total)
         return dkv_fail(err, DKV_EREFUSED, "no certificate: the kernel refused %ld of %ld cases", e->refused, e->total);
-    if (e->passed < DKV_CERT_LEAST_CASES)
-        return dkv_fail(err, DKV_EREFUSED, "no certificate: %ld cases passed, fewer than %d", e->passed, DKV_CERT_LEAST_CASES);
+    if (countDistinct(e) < DKV_CERT_LEAST_CASES)
+        return dkv_fail(err, DKV_EREFUSED, "no certificate: %ld different cases passed, fewer than %d", countDistinct(e), DKV_CERT_LEAST_CASES);
     if (!e->hashes.n && e->kernels.n && strncmp(e->kernels.word[0], "files:", 6) != 0)
         return dkv_fail(err, DKV_EREFUSED, "no certificate: the records do not say which file the kernel was (kernel_sha256)");
     if (!e->hashes.n) return dkv_fail(err, DKV_EREFUSED, "no certificate: outputs that lie in files are of no kernel that could be named");
+    if (e->nameless)
+        return dkv_fail(err, DKV_EREFUSED, "no certificate: %ld of %ld records do not say which file the kernel was, or on which device",
+                        e->nameless, e->total);
     *code = DKV_EXIT_WEAK;
     if (e->weak) return dkv_fail(err, DKV_EREFUSED, "no certificate: %ld cases are INCONCLUSIVE", e->weak);
     if (e->power.n_rows == 0) return dkv_fail(err, DKV_EREFUSED, "no certificate: the records do not say what would have been seen");

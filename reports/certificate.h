@@ -7,12 +7,14 @@
 #ifndef DKV_CERTIFICATE_H
 #define DKV_CERTIFICATE_H
 
+#include <stdint.h>
+
 #include "report_power.h"
 #include "scope.h"
 
 enum {
     DKV_CERT_WORDS = 32,      /* different words kept of a field; the rest are counted */
-    DKV_CERT_LEAST_CASES = 20 /* judged and passed; with fewer no certificate is made */
+    DKV_CERT_LEAST_CASES = 20 /* different ones, judged and passed; with fewer no certificate is made */
 };
 
 typedef struct dkv_cert_words {
@@ -32,6 +34,9 @@ typedef struct dkv_evidence { /* of records; zeroed to begin with */
         arithmetic, profiles, not_judged, reasons, waived;
     char *defect;                /* owned; words of the first defect that no waiver excuses */
     long total, passed, defects, harness, weak, refused, others, undeclared; /* others: of other kernels and devices */
+    long nameless;               /* say of no file, or of no device */
+    uint64_t *lines;             /* owned; digests of the problems that passed */
+    long n_lines, room_lines;
     double tests, alarms, level; /* statistical tests; their levels added up; the largest */
     struct {
         double elements, ratio, least_rms, most_rms;

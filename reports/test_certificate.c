@@ -23,11 +23,20 @@ static dkv_evidence *evidence;
 
 static void add(const char *json) { assert_int_equal(dkv_addEvidence(evidence, json), 1); }
 
+/* Different problems of the same kind. */
+static void addGood(int n) {
+    char json[1000];
+    for (int i = 1; i <= n; i++) {
+        snprintf(json, sizeof json, GOOD("shape=20+2x16 seed=%d"), i);
+        add(json);
+    }
+}
+
 static int fresh(void **state) {
     (void)state;
     if (evidence) dkv_freeEvidence(evidence);
     else evidence = calloc(1, sizeof *evidence);
-    for (int i = 0; i < 20; i++) add(GOOD("shape=20+2x16"));
+    addGood(20);
     return 0;
 }
 
@@ -55,8 +64,9 @@ static void twenty_good_cases_are_enough(void **state) {
     (void)state;
     mustBe();
     dkv_freeEvidence(evidence);
-    for (int i = 0; i < 19; i++) add(GOOD("shape=20+2x16"));
-    mustRefuse(3, "19 cases passed, fewer than 20");
+    addGood(19);
+    for (int i = 0; i < 5; i++) add(GOOD("seed=1 shape=20+16,16")); /* the first again, in other words */
+    mustRefuse(3, "19 different cases passed, fewer than 20");
     dkv_freeEvidence(evidence);
     mustRefuse(3, "no record");
 }
@@ -89,7 +99,11 @@ static void a_blind_stratum_refuses(void **state) {
     add(RECORD("shape=3", "PASSED", "\"power\":{\"longest\":2,\"strata\":{\"dK prompt 1-16\":{\"scale\":0.5}}},"));
     mustRefuse(4, "dK prompt 1-16 (k): no case would have seen scale");
     dkv_freeEvidence(evidence);
-    for (int i = 0; i < 20; i++) add(RECORD("shape=3", "PASSED", ""));
+    for (int i = 1; i <= 20; i++) {
+        char json[1000];
+        snprintf(json, sizeof json, RECORD("shape=%d", "PASSED", ""), i);
+        add(json);
+    }
     mustRefuse(4, "what would have been seen");
 }
 
@@ -117,9 +131,19 @@ static void mixtures_are_no_evidence(void **state) {
     }
     dkv_freeEvidence(evidence);
     evidence->kernel = "k"; /* named: the other is not looked at */
-    for (int i = 0; i < 20; i++) add(GOOD("shape=20+2x16"));
+    addGood(20);
     add("{\"line\":\"shape=3\",\"kernel\":\"other\",\"status\":\"FAILED\"}");
     mustBe();
+}
+
+/* Cases that may be of another kernel do not count beside those whose file is known. */
+static void nameless_records_refuse(void **state) {
+    (void)state;
+    add("{\"line\":\"shape=3\",\"kernel\":\"k\",\"device\":\"d\",\"generator\":\"1\",\"status\":\"PASSED\"}");
+    mustRefuse(3, "1 of 21 records do not say which file");
+    fresh(NULL);
+    add("{\"line\":\"shape=3\",\"kernel\":\"k\",\"kernel_sha256\":\"aa\",\"generator\":\"1\",\"status\":\"PASSED\"}");
+    mustRefuse(3, "or on which device");
 }
 
 static void hostile_lines_are_no_records(void **state) {
@@ -264,6 +288,7 @@ int main(void) {
         cmocka_unit_test_setup(a_blind_stratum_refuses, fresh),
         cmocka_unit_test_setup(most_must_not_be_refused, fresh),
         cmocka_unit_test_setup(mixtures_are_no_evidence, fresh),
+        cmocka_unit_test_setup(nameless_records_refuse, fresh),
         cmocka_unit_test_setup(hostile_lines_are_no_records, fresh),
         cmocka_unit_test_setup(the_scope_says_what_is_inside, fresh),
         cmocka_unit_test_setup(many_points_keep_their_ends, fresh),

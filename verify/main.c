@@ -43,8 +43,8 @@ static const dkv_command commands[] = {
      dkv_cmdHistory},
     {"certificate", DKV_CMD_CERTIFICATE, false, "RECORDS|GATE-FOLDER... --out CERT.json", "what was proved of a kernel, sealed",
      "Of one kernel (its file's SHA-256), on one device, from records that all count. None is made where a defect is not\n"
-     "waived, fewer than 20 cases passed, more than half was refused, or some small fault would not have been seen. The seal\n"
-     "shows editing; it is no signature. Exit: 1 a defect, 2 bad records, 3 too little, 4 too weak.\n",
+     "waived, fewer than 20 different cases passed, more than half was refused, or some small fault would not have been seen.\n"
+     "The seal shows editing; it is no signature. Exit: 1 a defect, 2 bad records, 3 too little, 4 too weak.\n",
      dkv_cmdCertificate},
     {"covers", DKV_CMD_COVERS, false, "CERT.json LINE [--device NAME] [--kernel K]", "does a certificate speak for a problem?",
      "Each feature of the line (mask, dtype, head dims, GQA ratio, modifiers, gradients, layout, branching), and each pair of\n"

@@ -70,7 +70,8 @@ static void a_defect_leaves_none(void **state) {
                "sed 's/emu+fault=L5/emu/' >$D/f.jsonl; $B/dualkv certificate $D/f.jsonl --out $D/f.json", "no certificate: 1 defect; the first: FAILED");
     mustSay(0, "[ ! -e $D/f.json ]", "");
     mustSay(3, "$B/dualkv check smoke --kernel emu --quiet --json $D/s.jsonl; head -7 $D/s.jsonl >$D/g.jsonl; "
-               "$B/dualkv certificate $D/g.jsonl --out $D/f.json", "7 cases passed, fewer than 20");
+               "$B/dualkv certificate $D/g.jsonl --out $D/f.json", "7 different cases passed, fewer than 20");
+    mustSay(2, "$B/dualkv certificate $D/s.jsonl $D/s.jsonl --out $D/f.json", "hold the same records");
     mustSay(2, "$B/dualkv certificate $D/nothing.jsonl --out $D/f.json", "cannot read");
     mustSay(2, "$B/dualkv certificate $D --out $D/f.json", "records.jsonl");
     mustSay(2, "mkfifo $D/p; $B/dualkv certificate $D/p --out $D/f.json", "is not a file of records");
