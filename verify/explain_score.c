@@ -244,19 +244,53 @@ static void scoreMemory(const dkv_inquiry *q, dkv_guess *g) {
     if (!alike) g->exact = false;
 }
 
-/* Keeps the tensors that the guess speaks of, while there is room. */
+/* How little a guess leaves of the tensor that it explains best. */
+static double worthOf(const dkv_inquiry *q, const dkv_guess *g) {
+    double least = 1;
+    for (int id = 0; id < DKV_PARTS; id++)
+        if (q->wrong[id]) least = fmin(least, g->left[id]);
+    return least + 1e-3 * g->key;
+}
+
+/* Lets go of the predictions of the guess that explains least, if that is less than `better` does. */
+static bool forgetOne(dkv_inquiry *q, const dkv_guess *better) {
+    dkv_guess *worst = NULL;
+    double most = worthOf(q, better);
+    for (int i = 0; i < q->n_guesses; i++) {
+        dkv_guess *g = &q->guess[i];
+        bool any = false;
+        for (int id = 0; id < DKV_N_OUTPUTS; id++) any |= g->kept[id] != NULL;
+        if (g == better || !any || worthOf(q, g) <= most) continue;
+        most = worthOf(q, g);
+        worst = g;
+    }
+    if (!worst) return false;
+    worst->whole = false;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        if (worst->kept[id]) q->kept_bytes -= q->n[id] * (int64_t)sizeof(double);
+        free(worst->kept[id]);
+        worst->kept[id] = NULL;
+    }
+    return true;
+}
+
+/* Keeps the tensors that the guess changes, while there is room. Pairs push nothing out: they are made of what is kept. */
 static void keepGuess(dkv_inquiry *q, dkv_guess *g, const dkv_prediction *p) {
+    const bool pair = strcmp(g->family, "pair") == 0;
+    const int64_t limit = pair ? KEEP_BYTES : KEEP_BYTES / 4 * 3;
     g->whole = true;
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
         const int64_t bytes = q->n[id] * (int64_t)sizeof(double);
-        if (!bytes || !(g->mask >> id & 1)) continue;
-        g->kept[id] = q->kept_bytes + bytes <= KEEP_BYTES ? malloc((size_t)bytes) : NULL;
+        const double *out = dkv_outputAt(&p->out, (dkv_tensor_id)id);
+        if (!bytes || !(g->mask >> id & 1) || !memcmp(out, q->clean[id], (size_t)bytes)) continue;
+        while (q->kept_bytes + bytes > limit && !pair && forgetOne(q, g)) continue;
+        g->kept[id] = q->kept_bytes + bytes <= limit ? malloc((size_t)bytes) : NULL;
         if (!g->kept[id]) {
             g->whole = false;
             continue;
         }
         q->kept_bytes += bytes;
-        memcpy(g->kept[id], dkv_outputAt(&p->out, (dkv_tensor_id)id), (size_t)bytes);
+        memcpy(g->kept[id], out, (size_t)bytes);
     }
 }
 
