@@ -457,8 +457,8 @@ static double shareBeside(const dkv_diag *d, const dkv_weights *w, const uint8_t
     return all ? (double)right / (double)all : 0;
 }
 
-/* 0: the weights are right, or could not be read; 1: they are wrong; 2: in some rows, others are off beside.
- * */
+/* 0: the weights are right, or could not be read; 1: they are wrong; 2: in some rows, others are off beside; 3: pairs are
+ * lost from dV and not from dQ, so the sum over rows loses them, and dQ has another fault: no spot is added. */
 static int spotOfWeights(dkv_diag *d, dkv_tensor_id from, unsigned tensors) {
     const int64_t n = d->c->packed.view.tq * d->c->packed.view.hq;
     uint8_t *rows = calloc((size_t)n + 1, 1);
@@ -470,7 +470,8 @@ static int spotOfWeights(dkv_diag *d, dkv_tensor_id from, unsigned tensors) {
         named = from == DKV_DQ && shareBeside(d, &w, rows) > SOME ? 2 : 1;
         w.kind[DKV_W_RIGHT] = 0;
         const dkv_weight_kind kind = mainKind(&w);
-        dkv_spot *s = addSpot(d, weightStage(kind), from, tensors);
+        if (from == DKV_DQ && kind == DKV_W_MISSING && w.lost_dq < 0.5) named = 3;
+        dkv_spot *s = named == 3 ? NULL : addSpot(d, weightStage(kind), from, tensors);
         if (s) {
             noteWeights(s, &w, kind);
             sayRegion(d, pairsOf(&w), s->region, sizeof s->region);
@@ -539,7 +540,8 @@ static void findBackward(dkv_diag *d) {
         q = false;
     }
     if (q && v) weights = spotOfWeights(d, DKV_DQ, all);
-    if (weights == 2) spotOfPairs(d, DKV_STAGE_DS, DKV_DQ, 1u << DKV_DQ | (unsigned)k << DKV_DK, NAN);
+    if (weights >= 2) spotOfPairs(d, DKV_STAGE_DS, DKV_DQ, 1u << DKV_DQ | (unsigned)k << DKV_DK, NAN);
+    if (weights == 3) spotOfSum(d, DKV_STAGE_REDUCE, DKV_DV, 1u << DKV_DV | (unsigned)k << DKV_DK);
     if (weights) return;
     if (q && v && k) {
         const int at = d->out->n_spots;

@@ -206,6 +206,7 @@ typedef struct row_view {
     dkv_weights *out;
     int64_t *low,
         *high; /* [3] of the wrong keys: distance to the row, offset in the range, offset from its end */
+    double *lost; /* [dqk] what the missing keys add to dQ, without the scale */
 } row_view;
 
 static void noteKey(row_view *w, int64_t pos, bool seen) {
@@ -240,6 +241,8 @@ static void sortKeys(const reading *r, int64_t i, const int64_t *place, row_view
         } else if (weight < 0.05 * own && own > TELLS * bound) {
             w->missing++;
             noteKey(w, pos, true);
+            const int64_t dqk = x->d->c->packed.view.dqk;
+            for (int64_t c = 0; c < dqk; c++) w->lost[c] += x->ds[pos] * x->k[pos * dqk + c];
         } else if (weight > TELLS * bound || (right > TELLS * bound && weight > 0)) {
             w->key[w->n++] =
                 (key_weight){log(weight / right) + w->lse_error, bound / fmin(weight, right), x->s[pos], pos};
@@ -397,6 +400,17 @@ static void sayKeys(dkv_weights *w, const int64_t *low, const int64_t *high) {
         snprintf(out, n, "%s %s", what, of);
 }
 
+/* Backward: dQ's error of one row along what its missing keys would take from it. */
+static void addLost(const dkv_diag *d, int64_t row, const double *lost, double *along, double *all) {
+    const dkv_map *m = &d->map[DKV_DQ];
+    for (int64_t c = 0; c < m->dim && m->present; c++) {
+        const double e = m->got[row * m->dim + c] - m->want[row * m->dim + c], x = (double)d->c->p->scale * lost[c];
+        if (!isfinite(e) || !isfinite(x)) continue;
+        *along -= e * x;
+        *all += x * x;
+    }
+}
+
 static int classify(const reading *r, dkv_weights *out) {
     const dkv_case *c = r->d->c;
     const dualkv_problem *v = &c->packed.view;
@@ -404,6 +418,7 @@ static int classify(const reading *r, dkv_weights *out) {
     int64_t low[3] = {INT64_MAX, INT64_MAX, INT64_MAX}, high[3] = {INT64_MIN, INT64_MIN, INT64_MIN};
     int64_t *place = malloc(((size_t)v->tk + 1) * sizeof *place);
     key_weight *key = malloc(((size_t)r->n_keys + 1) * sizeof *key);
+    double along = 0, all = 0;
     dkv_pairs x = {0};
     int rc = place && key ? dkv_openPairs(r->d, &x, NULL) : -1;
     out->off = calloc((size_t)(v->tq * v->hq) + 1, 1);
@@ -414,7 +429,9 @@ static int classify(const reading *r, dkv_weights *out) {
         dkv_pairRow(&x, s, t - v->segments[s].q_start, (int32_t)h, r->backward);
         for (int64_t j = 0; j < v->tk; j++) place[j] = -1;
         for (int64_t j = 0; j < x.n; j++) place[x.row[j]] = j;
+        double lost[DKV_DIM_MAX] = {0};
         row_view w = {.x = &x,
+                      .lost = lost,
                       .at = x.context + t - v->segments[s].q_start,
                       .key = key,
                       .out = out,
@@ -430,7 +447,9 @@ static int classify(const reading *r, dkv_weights *out) {
         out->rows++;
         out->read[r->rows[i]] = w.n > 0 || kind != DKV_W_RIGHT;
         out->off[r->rows[i]] = kind != DKV_W_RIGHT;
+        if (r->backward) addLost(r->d, r->rows[i], lost, &along, &all);
     }
+    out->lost_dq = all > 0 ? along / all : NAN;
     sayKeys(out, low, high);
     free(place);
     free(key);

@@ -405,42 +405,55 @@ static int chooseTerms(const term *all, int n, int64_t from, int64_t to, term *o
     return k;
 }
 
-/* dK or dV of each key segment: how often does each segment's, or each query head's, part count? */
-static int guessParts(dkv_inquiry *q, int id, bool by_head, dkv_err *err) {
-    const dualkv_problem *v = &q->in->l->view;
+typedef enum parts_by { PARTS_RESPONSE, PARTS_HEAD, PARTS_BOTH, N_PARTS_BY } parts_by; /* both: response and KV head */
+static const char *const parts_word[] = {"response", "query head", "response and KV head"};
+
+/* One segment's keys, of KV head `head` alone unless -1. False: nothing fits. */
+static bool fitSegment(dkv_inquiry *q, int id, const term *all, int n, int32_t segment, int64_t head, term *t,
+                       normal *eq) {
+    const dualkv_segment *at = &q->in->l->view.segments[segment];
     const shape s = shapeOf(q, id);
-    const int64_t width = s.heads * s.d;
+    const int64_t width = s.heads * s.d, skip = head < 0 ? 0 : head * s.d, wide = head < 0 ? width : s.d;
+    const int64_t from = at->k_start * width, to = from + at->k_len * width;
+    memset(eq, 0, sizeof *eq);
+    eq->n = chooseTerms(all, n, from, to, t);
+    if (!eq->n || from == to) return false;
+    for (int64_t row = from; row < to; row += width) addElements(q, id, t, row + skip, row + skip + wide, eq);
+    if (!finishFit(eq)) return false;
+    for (int64_t row = from; row < to; row += width) apply(q, id, t, eq, row + skip, row + skip + wide);
+    return true;
+}
+
+/* dK or dV of each key segment: how often does each segment's, or each query head's, part count? */
+static int guessParts(dkv_inquiry *q, int id, parts_by by, dkv_err *err) {
+    const dualkv_problem *v = &q->in->l->view;
     term all[TERMS_MAX] = {{0}};
     char doc[300] = "", name[96];
-    int n, parameters = 0, rc = makeParts(q, id, by_head, all, &n, err);
+    int n, parameters = 0, rc = makeParts(q, id, by == PARTS_HEAD, all, &n, err);
     size_t at = 0;
     startClean(q);
-    for (int32_t i = 0; i < v->n_segments && n && !rc; i++) {
-        const int64_t from = v->segments[i].k_start * width, to = from + v->segments[i].k_len * width;
-        term t[TERMS_MAX];
-        normal eq = {.n = chooseTerms(all, n, from, to, t)};
-        char of[60];
-        if (!eq.n || from == to) continue;
-        addElements(q, id, t, from, to, &eq);
-        if (!finishFit(&eq)) continue;
-        apply(q, id, t, &eq, from, to);
-        snprintf(of, sizeof of, "in %s of segment %d, ", dkv_tensorName((dkv_tensor_id)id), i);
-        sayTerms(t, &eq, of, doc, sizeof doc, &at, &parameters);
-    }
-    snprintf(name, sizeof name, "parts of %s by %s", dkv_tensorName((dkv_tensor_id)id),
-             by_head ? "query head" : "response");
+    for (int32_t i = 0; i < v->n_segments && n && !rc; i++)
+        for (int h = by == PARTS_BOTH ? 0 : -1; h < (by == PARTS_BOTH ? v->hkv : 0); h++) {
+            term t[TERMS_MAX];
+            normal eq;
+            char of[90];
+            if (!fitSegment(q, id, all, n, i, h, t, &eq)) continue;
+            const int said = snprintf(of, sizeof of, "in %s of segment %d, ", dkv_tensorName((dkv_tensor_id)id), i);
+            if (h >= 0) snprintf(of + said, sizeof of - (size_t)said, "KV head %d, ", h);
+            sayTerms(t, &eq, of, doc, sizeof doc, &at, &parameters);
+        }
+    snprintf(name, sizeof name, "parts of %s by %s", dkv_tensorName((dkv_tensor_id)id), parts_word[by]);
     if (!rc && parameters) rc = add(q, "sum", name, doc, 1 << id, parameters, 0, err);
     freeParts(all);
     return rc;
 }
 
 /* Both tensors at once, from the guesses of each. */
-static int joinSums(dkv_inquiry *q, bool by_head, dkv_err *err) {
+static int joinSums(dkv_inquiry *q, parts_by by, dkv_err *err) {
     const dkv_guess *k = NULL, *v = NULL;
     char name[2][96], doc[300], joint[96];
     for (int i = 0; i < 2; i++)
-        snprintf(name[i], sizeof name[i], "parts of %s by %s", i ? "dV" : "dK",
-                 by_head ? "query head" : "response");
+        snprintf(name[i], sizeof name[i], "parts of %s by %s", i ? "dV" : "dK", parts_word[by]);
     for (int g = 0; g < q->n_guesses; g++) {
         if (!strcmp(q->guess[g].name, name[0])) k = &q->guess[g];
         if (!strcmp(q->guess[g].name, name[1])) v = &q->guess[g];
@@ -450,7 +463,7 @@ static int joinSums(dkv_inquiry *q, bool by_head, dkv_err *err) {
     memcpy(q->work.out.dk, k->kept[DKV_DK], (size_t)q->n[DKV_DK] * sizeof(double));
     memcpy(q->work.out.dv, v->kept[DKV_DV], (size_t)q->n[DKV_DV] * sizeof(double));
     snprintf(doc, sizeof doc, "%.140s; %.140s", k->doc, v->doc);
-    snprintf(joint, sizeof joint, "parts of dK and dV by %s", by_head ? "query head" : "response");
+    snprintf(joint, sizeof joint, "parts of dK and dV by %s", parts_word[by]);
     return add(q, "sum", joint, doc, 1 << DKV_DK | 1 << DKV_DV,
                k->parameters > v->parameters ? k->parameters : v->parameters, 0, err);
 }
@@ -459,10 +472,12 @@ int dkv_guessSums(dkv_inquiry *q, dkv_err *err) {
     int rc = 0;
     if (!q->model || !q->in->p->grad) return 0;
     if (q->wrong[DKV_DQ] || q->wrong[DKV_DK] || q->wrong[DKV_DSINK]) rc = guessGradientTerms(q, err);
-    for (int by_head = 0; by_head < 2 && !rc; by_head++) {
-        if (q->wrong[DKV_DK] && !dkv_outOfTime(q)) rc = guessParts(q, DKV_DK, by_head, err);
-        if (!rc && q->wrong[DKV_DV] && !dkv_outOfTime(q)) rc = guessParts(q, DKV_DV, by_head, err);
-        if (!rc && q->wrong[DKV_DK] && q->wrong[DKV_DV]) rc = joinSums(q, by_head, err);
+    for (int i = 0; i < N_PARTS_BY && !rc; i++) {
+        const parts_by by = (parts_by)i;
+        if (by == PARTS_BOTH && q->in->l->view.hkv == 1) continue;
+        if (q->wrong[DKV_DK] && !dkv_outOfTime(q)) rc = guessParts(q, DKV_DK, by, err);
+        if (!rc && q->wrong[DKV_DV] && !dkv_outOfTime(q)) rc = guessParts(q, DKV_DV, by, err);
+        if (!rc && q->wrong[DKV_DK] && q->wrong[DKV_DV]) rc = joinSums(q, by, err);
     }
     return rc;
 }
