@@ -198,6 +198,28 @@ static void fitGrowth(const dkv_diag *d, dkv_tensor_id id, dkv_tensor_where *w) 
     w->growth_p = erfc(fabs(atanh(corr)) * sqrt(n - 3) / sqrt(2));
 }
 
+/* Dims in which rows that are off are beyond the bound; or, where these are few, in which their noise is. */
+static void markDims(const dkv_diag *d, dkv_tensor_id id, uint8_t *dims) {
+    const dkv_map *m = &d->map[id];
+    const dkv_oracle *o = &d->c->oracle;
+    const bool given = id >= DKV_DQ && (dkv_isOff(d, DKV_O) || dkv_isOff(d, DKV_LSE)); /* the twin's are not the kernel's */
+    const double *twin = dkv_outputAt(&o->twin, id), *sigma2 = dkv_outputAt(&o->sigma2, id);
+    int64_t most = 0;
+    for (int64_t c = 0; c < m->dim; c++) most = m->dims[c] > most ? m->dims[c] : most;
+    for (int64_t c = 0; c < m->dim; c++) {
+        double z2 = 0, n = 0;
+        dims[c] = m->dims[c] * 20 > most;
+        if (dims[c] || !o->has_twin[id] || !d->known || given) continue;
+        for (int64_t row = 0; row < m->tokens * m->heads; row++) {
+            const int64_t at = dkv_mapAt(m, id, row, c);
+            if (!m->off[row] || !isfinite(m->got[at]) || !isfinite(twin[at]) || !(sigma2[at] > 0)) continue;
+            z2 += (m->got[at] - twin[at]) * (m->got[at] - twin[at]) / sigma2[at];
+            n++;
+        }
+        dims[c] = n > 0 && z2 > 4 * n; /* twice what rounding leaves */
+    }
+}
+
 static void describeTensor(dkv_diag *d, dkv_tensor_id id) {
     const dkv_map *m = &d->map[id];
     const dkv_judgement *j = &d->c->result->tensor[id];
@@ -220,10 +242,8 @@ static void describeTensor(dkv_diag *d, dkv_tensor_id id) {
         w->mean = j->all.mean_z;
     }
     uint8_t *tokens = calloc((size_t)m->tokens + 1, 1), heads[DKV_HEADS_MAX] = {0}, dims[DKV_DIM_MAX] = {0};
-    int64_t most = 0;
     for (int64_t i = 0; i < w->rows; i++) heads[i % m->heads] |= m->off[i] > 0;
-    for (int64_t c = 0; c < m->dim; c++) most = m->dims[c] > most ? m->dims[c] : most;
-    for (int64_t c = 0; c < m->dim; c++) dims[c] = m->dims[c] * 20 > most;
+    markDims(d, id, dims);
     if (tokens && m->n_off) {
         dkv_offTokens(m, NULL, tokens);
         if (id != DKV_DSINK) dkv_describeRows(&d->c->packed, m->keys, tokens, &words);

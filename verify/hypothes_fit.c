@@ -499,6 +499,51 @@ static int guessShift(dkv_inquiry *q, int id, int64_t by, dkv_err *err) {
     return add(q, "place", name, doc, 1 << id, 1, (double)by, err);
 }
 
+#define NEAR_ROWS 128 /* how far a row is looked for */
+#define PLACES_MAX 8  /* distances that rows have moved by */
+
+/* Does row i of what came hold the clean row `from`, which is another? */
+static bool holdsRow(const dkv_inquiry *q, int id, int64_t i, int64_t from, int64_t d) {
+    const double *got = dkv_outputAt(q->in->got, (dkv_tensor_id)id) + i, *clean = q->clean[id] + from,
+                 *right = q->clean[id] + i, *noise = q->noise[id] + from;
+    int64_t differ = 0;
+    for (int64_t c = 0; c < d; c++) {
+        if (!(fabs(got[c] - clean[c]) <= noise[c])) return false;
+        differ += fabs(right[c] - clean[c]) > 2 * noise[c];
+    }
+    return differ * 2 > d;
+}
+
+/* Rows that hold rows near them, by whatever distance: each is looked for. */
+static int guessMoved(dkv_inquiry *q, int id, dkv_err *err) {
+    const shape s = shapeOf(q, id);
+    double *out = dkv_outputAt(&q->work.out, (dkv_tensor_id)id);
+    int64_t by[PLACES_MAX], count[PLACES_MAX] = {0};
+    int n = 0;
+    char doc[300], name[96];
+    startClean(q);
+    for (int64_t row = 0; row < s.rows && n < PLACES_MAX; row++)
+        for (int64_t h = 0; h < s.heads; h++)
+            for (int64_t k = 1; k <= 2 * NEAR_ROWS; k++) {
+                const int64_t at = vectorAt(&s, row, h), move = k % 2 ? -(k + 1) / 2 : k / 2, other = row + move;
+                int i = 0;
+                if (other < 0 || other >= s.rows || !holdsRow(q, id, at, vectorAt(&s, other, h), s.d)) continue;
+                memcpy(out + at, q->clean[id] + vectorAt(&s, other, h), (size_t)s.d * sizeof *out);
+                while (i < n && by[i] != move) i++;
+                if (i == PLACES_MAX) return 0;
+                if (i == n) by[n++] = move;
+                count[i]++;
+                break;
+            }
+    if (!n) return 0;
+    size_t at = (size_t)snprintf(doc, sizeof doc, "rows of %s hold others':", dkv_tensorName((dkv_tensor_id)id));
+    for (int i = 0; i < n && at < sizeof doc; i++)
+        at += (size_t)snprintf(doc + at, sizeof doc - at, "%s %lld that of %lld %s", i ? "," : "", (long long)count[i],
+                               (long long)llabs(by[i]), by[i] > 0 ? "on" : "back");
+    snprintf(name, sizeof name, "rows of %s moved", dkv_tensorName((dkv_tensor_id)id));
+    return add(q, "place", name, doc, 1 << id, n, (double)by[0], err);
+}
+
 /* How far one head of what came is from another of the clean result: a count of elements beyond the noise. */
 static int64_t headsApart(const dkv_inquiry *q, int id, const shape *s, int64_t h, int64_t other) {
     const double *got = dkv_outputAt(q->in->got, (dkv_tensor_id)id);
@@ -614,6 +659,7 @@ int dkv_guessPlaces(dkv_inquiry *q, dkv_err *err) {
         startClean(q);
         for (size_t i = 0; i < sizeof shifts / sizeof *shifts && !rc; i++)
             rc = guessShift(q, id, shifts[i], err);
+        if (!rc && id != DKV_LSE) rc = guessMoved(q, id, err);
         if (!rc) rc = guessHeads(q, id, err);
         if (!rc) rc = guessTransposed(q, id, err);
     }
