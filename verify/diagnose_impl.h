@@ -90,7 +90,8 @@ typedef struct dkv_weights {
     int64_t future;   /* of those that it must not see: behind it in its own segment */
     double linear;    /* of DKV_W_SCORES: share of the logarithm's variance that is linear in the score */
     int64_t n_linear;
-    double lost_dq;   /* backward: what part of the pairs without weight, which dV shows, is left out of dQ, too; NAN: unknown */
+    double lost_dq;   /* backward: what part of the pairs without weight, which dV shows, is left out of dQ,
+                       * too; NAN: unknown */
     uint8_t *off, *read; /* [tokens * hq] rows of a wrong kind; rows that were read; or NULL */
     char words[300];  /* what is common to the wrong keys */
 } dkv_weights;

@@ -202,7 +202,8 @@ static void fitGrowth(const dkv_diag *d, dkv_tensor_id id, dkv_tensor_where *w) 
 static void markDims(const dkv_diag *d, dkv_tensor_id id, uint8_t *dims) {
     const dkv_map *m = &d->map[id];
     const dkv_oracle *o = &d->c->oracle;
-    const bool given = id >= DKV_DQ && (dkv_isOff(d, DKV_O) || dkv_isOff(d, DKV_LSE)); /* the twin's are not the kernel's */
+    /* Of a forward that is wrong, the twin of backward is not the kernel's. */
+    const bool given = id >= DKV_DQ && (dkv_isOff(d, DKV_O) || dkv_isOff(d, DKV_LSE));
     const double *twin = dkv_outputAt(&o->twin, id), *sigma2 = dkv_outputAt(&o->sigma2, id);
     int64_t most = 0;
     for (int64_t c = 0; c < m->dim; c++) most = m->dims[c] > most ? m->dims[c] : most;

@@ -144,8 +144,8 @@ static void nameSegments(int kind, const dkv_layout *l, const segment_facts *f, 
 }
 
 /* "the prompt of group 0, response 1 and response 2" */
-static void listSegments(const dkv_layout *l, const segment_facts *f, const int64_t *bad, int32_t involved, char *out,
-                         size_t n) {
+static void listSegments(const dkv_layout *l, const segment_facts *f, const int64_t *bad, int32_t involved,
+                         char *out, size_t n) {
     size_t at = 0;
     int32_t said = 0;
     for (int32_t i = 0; i < l->view.n_segments && at < n; i++) {

@@ -457,8 +457,9 @@ static double shareBeside(const dkv_diag *d, const dkv_weights *w, const uint8_t
     return all ? (double)right / (double)all : 0;
 }
 
-/* 0: the weights are right, or could not be read; 1: they are wrong; 2: in some rows, others are off beside; 3: pairs are
- * lost from dV and not from dQ, so the sum over rows loses them, and dQ has another fault: no spot is added. */
+/* 0: the weights are right, or could not be read; 1: they are wrong; 2: in some rows, others are off beside;
+ * 3: pairs are lost from dV and not from dQ, so the sum over rows loses them, and dQ has another fault: no spot
+ * is added. */
 static int spotOfWeights(dkv_diag *d, dkv_tensor_id from, unsigned tensors) {
     const int64_t n = d->c->packed.view.tq * d->c->packed.view.hq;
     uint8_t *rows = calloc((size_t)n + 1, 1);

@@ -206,7 +206,7 @@ typedef struct row_view {
     dkv_weights *out;
     int64_t *low,
         *high; /* [3] of the wrong keys: distance to the row, offset in the range, offset from its end */
-    double *lost; /* [dqk] what the missing keys add to dQ, without the scale */
+    double *lost;  /* [dqk] what the missing keys add to dQ, without the scale */
 } row_view;
 
 static void noteKey(row_view *w, int64_t pos, bool seen) {
@@ -404,7 +404,8 @@ static void sayKeys(dkv_weights *w, const int64_t *low, const int64_t *high) {
 static void addLost(const dkv_diag *d, int64_t row, const double *lost, double *along, double *all) {
     const dkv_map *m = &d->map[DKV_DQ];
     for (int64_t c = 0; c < m->dim && m->present; c++) {
-        const double e = m->got[row * m->dim + c] - m->want[row * m->dim + c], x = (double)d->c->p->scale * lost[c];
+        const double e = m->got[row * m->dim + c] - m->want[row * m->dim + c],
+                     x = (double)d->c->p->scale * lost[c];
         if (!isfinite(e) || !isfinite(x)) continue;
         *along -= e * x;
         *all += x * x;

@@ -12,7 +12,7 @@
 #define BEST 3            /* guesses of a stage that are paired */
 #define SECOND_FROM 0.5   /* a first step that explains less is no first step */
 #define LEAST_MARGIN 0.02 /* of the key, between the first class and the second */
-#define FITTED_PAIR 0.98  /* numbers fitted to the errors of two faults at once are right only where little is left */
+#define FITTED_PAIR 0.98  /* numbers fitted to two faults' errors at once: right where no more is left */
 #define LEAST_BITS 16.0   /* information that tells some hundreds of hypotheses apart, with room */
 #define BITS_EACH 12.0    /* more for each number fitted and each further hypothesis */
 #define LEAST_BAD 4       /* wrong elements, and as many for each number fitted */
@@ -209,7 +209,8 @@ static bool isClaimed(const dkv_inquiry *q, const int first[], int n, char *why,
         return false;
     }
     if (!strcmp(a->family, "pair") && a->parameters > 1 && a->share < FITTED_PAIR) {
-        snprintf(why, size, "numbers fitted beside another fault explain %.0f %% of the error", floor(100 * a->share));
+        snprintf(why, size, "numbers fitted beside another fault explain %.0f %% of the error",
+                 floor(100 * a->share));
         return false;
     }
     if (!isTelling(q, a, why, size)) return false;

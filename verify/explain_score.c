@@ -274,7 +274,8 @@ static bool forgetOne(dkv_inquiry *q, const dkv_guess *better) {
     return true;
 }
 
-/* Keeps the tensors that the guess changes, while there is room. Pairs push nothing out: they are made of what is kept. */
+/* Keeps the tensors that the guess changes, while there is room. Pairs push nothing out: they are made of
+ * what is kept. */
 static void keepGuess(dkv_inquiry *q, dkv_guess *g, const dkv_prediction *p) {
     const bool pair = strcmp(g->family, "pair") == 0;
     const int64_t limit = pair ? KEEP_BYTES : KEEP_BYTES / 4 * 3;

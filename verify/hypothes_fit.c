@@ -405,12 +405,17 @@ static int chooseTerms(const term *all, int n, int64_t from, int64_t to, term *o
     return k;
 }
 
-typedef enum parts_by { PARTS_RESPONSE, PARTS_HEAD, PARTS_BOTH, N_PARTS_BY } parts_by; /* both: response and KV head */
+typedef enum parts_by {
+    PARTS_RESPONSE,
+    PARTS_HEAD,
+    PARTS_BOTH, /* response and KV head */
+    N_PARTS_BY
+} parts_by;
 static const char *const parts_word[] = {"response", "query head", "response and KV head"};
 
 /* One segment's keys, of KV head `head` alone unless -1. False: nothing fits. */
-static bool fitSegment(dkv_inquiry *q, int id, const term *all, int n, int32_t segment, int64_t head, term *t,
-                       normal *eq) {
+static bool fitSegment(dkv_inquiry *q, int id, const term *all, int n, int32_t segment, int64_t head,
+                       term *t, normal *eq) {
     const dualkv_segment *at = &q->in->l->view.segments[segment];
     const shape s = shapeOf(q, id);
     const int64_t width = s.heads * s.d, skip = head < 0 ? 0 : head * s.d, wide = head < 0 ? width : s.d;
@@ -438,7 +443,8 @@ static int guessParts(dkv_inquiry *q, int id, parts_by by, dkv_err *err) {
             normal eq;
             char of[90];
             if (!fitSegment(q, id, all, n, i, h, t, &eq)) continue;
-            const int said = snprintf(of, sizeof of, "in %s of segment %d, ", dkv_tensorName((dkv_tensor_id)id), i);
+            const int said =
+                snprintf(of, sizeof of, "in %s of segment %d, ", dkv_tensorName((dkv_tensor_id)id), i);
             if (h >= 0) snprintf(of + said, sizeof of - (size_t)said, "KV head %d, ", h);
             sayTerms(t, &eq, of, doc, sizeof doc, &at, &parameters);
         }
@@ -525,10 +531,11 @@ static int guessMoved(dkv_inquiry *q, int id, dkv_err *err) {
     for (int64_t row = 0; row < s.rows && n < PLACES_MAX; row++)
         for (int64_t h = 0; h < s.heads; h++)
             for (int64_t k = 1; k <= 2 * NEAR_ROWS; k++) {
-                const int64_t at = vectorAt(&s, row, h), move = k % 2 ? -(k + 1) / 2 : k / 2, other = row + move;
+                const int64_t move = k % 2 ? -(k + 1) / 2 : k / 2, other = row + move;
+                const int64_t at = vectorAt(&s, row, h), from = vectorAt(&s, other, h);
                 int i = 0;
-                if (other < 0 || other >= s.rows || !holdsRow(q, id, at, vectorAt(&s, other, h), s.d)) continue;
-                memcpy(out + at, q->clean[id] + vectorAt(&s, other, h), (size_t)s.d * sizeof *out);
+                if (other < 0 || other >= s.rows || !holdsRow(q, id, at, from, s.d)) continue;
+                memcpy(out + at, q->clean[id] + from, (size_t)s.d * sizeof *out);
                 while (i < n && by[i] != move) i++;
                 if (i == PLACES_MAX) return 0;
                 if (i == n) by[n++] = move;
@@ -536,11 +543,12 @@ static int guessMoved(dkv_inquiry *q, int id, dkv_err *err) {
                 break;
             }
     if (!n) return 0;
-    size_t at = (size_t)snprintf(doc, sizeof doc, "rows of %s hold others':", dkv_tensorName((dkv_tensor_id)id));
+    const char *tensor = dkv_tensorName((dkv_tensor_id)id);
+    size_t at = (size_t)snprintf(doc, sizeof doc, "rows of %s hold others':", tensor);
     for (int i = 0; i < n && at < sizeof doc; i++)
-        at += (size_t)snprintf(doc + at, sizeof doc - at, "%s %lld that of %lld %s", i ? "," : "", (long long)count[i],
-                               (long long)llabs(by[i]), by[i] > 0 ? "on" : "back");
-    snprintf(name, sizeof name, "rows of %s moved", dkv_tensorName((dkv_tensor_id)id));
+        at += (size_t)snprintf(doc + at, sizeof doc - at, "%s %lld that of %lld %s", i ? "," : "",
+                               (long long)count[i], (long long)llabs(by[i]), by[i] > 0 ? "on" : "back");
+    snprintf(name, sizeof name, "rows of %s moved", tensor);
     return add(q, "place", name, doc, 1 << id, n, (double)by[0], err);
 }
 

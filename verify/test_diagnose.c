@@ -192,6 +192,21 @@ static void the_command_says_and_writes_it(void **state) {
     mustSay(2, "$B/dualkv diagnose shape=4 --kernel emu+bm=0", "bm");
 }
 
+/* Faults of another kernel, of kinds that the catalogue has not. All of them: fuzz/unseen.sh. */
+static void faults_of_no_catalogue(void **state) {
+    (void)state;
+#define UNSEEN(LINE, FAULT) "$B/dualkv diagnose '" LINE "' --kernel $B/testkernels/planted.so:planted+fault=" FAULT
+    mustSay(1, UNSEEN("shape=40+3x20 heads=2:1 dim=16", "P9 --where"), "every row of response 1,");
+    mustSay(1, UNSEEN("shape=70+2x40 heads=2:1 dim=32", "P12 --where"),
+            "all rows but those with number mod 32 = 0 of");
+    mustSay(1, UNSEEN("shape=60+2x40 heads=4:2 dim=32 softcap=3", "P15 --where"),
+            "own rows, query head in the group 1: left out");
+    mustSay(1, UNSEEN("shape=60+3x20 heads=4:2 dim=32", "P1 --where"), "head 2; pairs");
+    mustSay(1, UNSEEN("shape=40+3x20 heads=4:2 dim=16", "P2"), "KV head 1, response 2 counts 2 times");
+    mustSay(1, UNSEEN("shape=50+2x40 heads=2:1 dim=32", "P10"), "rows of dQ hold others'");
+    mustSay(1, UNSEEN("shape=40+3x20 heads=4:2 dim=32 sinklogit=0.5", "P14"), "  1.000  Y18 and");
+}
+
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     const struct CMUnitTest tests[] = {
@@ -200,6 +215,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(other_statuses_are_said),
         cmocka_unit_test(sets_have_words),
         cmocka_unit_test(the_command_says_and_writes_it),
+        cmocka_unit_test(faults_of_no_catalogue),
     };
     dkv_guardCoordinator();
     openblas_set_num_threads(1);

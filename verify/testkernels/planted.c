@@ -1,6 +1,7 @@
-/* planted.c: a kernel of its own arithmetic, row by row over key tiles, against nothing but the public header, with fifteen
- * faults (fault=P1 to P15; none: a correct kernel) that are not in the catalogue of the emulated kernel, or are two of
- * its faults at once (P13 to P15): for `dualkv diagnose` to explain without having seen them.
+/* planted.c: a kernel of its own arithmetic, row by row over key tiles, against nothing but the public
+ * header, with fifteen faults (fault=P1 to P15; none: a correct kernel) that are not in the catalogue of the
+ * emulated kernel, or are two of its faults at once (P13 to P15): for `dualkv diagnose` to explain without
+ * having seen them.
  *
  *   P1   backward: the scores of query head 2 are scaled by 1.015
  *   P2   dV of KV head 1: the rows of the second response are added twice
@@ -16,7 +17,8 @@
  *   P12  column 17 of the dQ accumulator is not zeroed between the rows of a query tile
  *   P13  the last key of a prefix is lost, and delta is read one head too early
  *   P14  forward: the sink logit is scaled, and dK, dV of a prompt miss its last response
- *   P15  softcap's derivative is left out, and own dK, dV of responses keep only the first query head of the group
+ *   P15  softcap's derivative is left out, and own dK, dV of responses keep only the first query head of the
+ * group
  */
 #include <math.h>
 #include <stdio.h>
@@ -36,8 +38,8 @@ typedef struct run {
     const dualkv_launch *l;
     const dualkv_problem *p;
     int fault;
-    float *q, *k, *v, *go;   /* inputs as fp32, packed */
-    float *dq, *dk, *dv;     /* sums, packed */
+    float *q, *k, *v, *go; /* inputs as fp32, packed */
+    float *dq, *dk, *dv;   /* sums, packed */
     key *keys;
     float *x, *cap;          /* scores and tanh of one row */
     int n;                   /* its keys */
@@ -64,11 +66,13 @@ static float *load(const run *r, const dualkv_tensor *t, int64_t rows, int heads
     for (int64_t i = 0; out && i < rows; i++)
         for (int h = 0; h < heads; h++)
             for (int64_t c = 0, at = i * t->row + h * t->head; c < d; c++, at++)
-                *to++ = r->p->dtype == DUALKV_BF16 ? widen(((const uint16_t *)t->data)[at]) : ((const float *)t->data)[at];
+                *to++ = r->p->dtype == DUALKV_BF16 ? widen(((const uint16_t *)t->data)[at])
+                                                   : ((const float *)t->data)[at];
     return out;
 }
 
-static void store(const run *r, const dualkv_tensor *t, int64_t row, int h, int d, const float *in, float scale) {
+static void store(const run *r, const dualkv_tensor *t, int64_t row, int h, int d, const float *in,
+                  float scale) {
     for (int64_t c = 0, at = row * t->row + h * t->head; c < d; c++, at++) {
         if (r->p->dtype == DUALKV_BF16) ((uint16_t *)t->data)[at] = narrow(in[c] * scale);
         else ((float *)t->data)[at] = in[c] * scale;
@@ -151,14 +155,18 @@ static void forwardRow(run *r, const dualkv_segment *s, int64_t i, int h) {
     score(r, row, h, 0);
     for (int a = 0, b; a < r->n; a = b) { /* one key tile */
         float up = max;
-        for (b = a; b < r->n && r->keys[b].range == r->keys[a].range && r->keys[b].at / BN == r->keys[a].at / BN; b++)
+        for (b = a;
+             b < r->n && r->keys[b].range == r->keys[a].range && r->keys[b].at / BN == r->keys[a].at / BN;
+             b++)
             up = fmaxf(up, r->x[b]);
         const float corr = expf(max - up);
         float part = 0;
         for (int c = 0; c < p->dv; c++) o[c] *= corr;
         for (int j = a; j < b; j++) {
-            const float *v = r->v + (r->keys[j].row * p->hkv + h / (p->hq / p->hkv)) * p->dv, w = expf(r->x[j] - up);
-            const float used = rounded(r, r->fault == 8 && s->parent >= 0 && r->keys[j].range == 0 ? w * 0.99f : w);
+            const float *v = r->v + (r->keys[j].row * p->hkv + h / (p->hq / p->hkv)) * p->dv,
+                        w = expf(r->x[j] - up);
+            const float used =
+                rounded(r, r->fault == 8 && s->parent >= 0 && r->keys[j].range == 0 ? w * 0.99f : w);
             part += w;
             for (int c = 0; c < p->dv; c++) o[c] += used * v[c];
         }
@@ -185,7 +193,8 @@ static float rowDelta(const run *r, const dualkv_segment *s, int64_t i, int h) {
     if (r->fault == 13 && h) h--;
     for (int c = 0; c < p->dv; c++) {
         const int64_t at = row * r->l->o.row + h * r->l->o.head + c;
-        const float o = p->dtype == DUALKV_BF16 ? widen(((const uint16_t *)r->l->o.data)[at]) : ((const float *)r->l->o.data)[at];
+        const float o = p->dtype == DUALKV_BF16 ? widen(((const uint16_t *)r->l->o.data)[at])
+                                                : ((const float *)r->l->o.data)[at];
         sum += r->go[(row * p->hq + h) * p->dv + c] * o;
     }
     return r->l->d_lse.data ? sum - *scalar(&r->l->d_lse, row, h) : sum;
@@ -239,7 +248,8 @@ static void storeGradients(run *r) {
         for (int64_t j = 0; j < s->q_len; j++)
             for (int h = 0; h < p->hq; h++) {
                 int64_t to = r->fault == 10 && j >= last ? (j + 1 < s->q_len ? j + 1 : last) : j;
-                store(r, &r->l->dq, s->q_start + to, h, p->dqk, r->dq + ((s->q_start + j) * p->hq + h) * p->dqk, p->scale);
+                store(r, &r->l->dq, s->q_start + to, h, p->dqk,
+                      r->dq + ((s->q_start + j) * p->hq + h) * p->dqk, p->scale);
             }
         for (int64_t j = 0; j < s->k_len; j++)
             for (int h = 0; h < p->hkv; h++) {
@@ -247,9 +257,11 @@ static void storeGradients(run *r) {
                 const float *dk = r->dk + (s->k_start * p->hkv + h) * p->dqk; /* the segment's first key */
                 const int step = p->hkv * p->dqk;
                 memcpy(line, dk + j * step, (size_t)p->dqk * sizeof *line);
-                for (int c = 0; c < 8 && c < p->dqk && r->fault == 4 && j < 8 && s->k_len >= 8; c++) line[c] = dk[c * step + j];
+                for (int c = 0; c < 8 && c < p->dqk && r->fault == 4 && j < 8 && s->k_len >= 8; c++)
+                    line[c] = dk[c * step + j];
                 store(r, &r->l->dk, s->k_start + j, h, p->dqk, line, p->scale);
-                store(r, &r->l->dv, s->k_start + j, h, p->dv, r->dv + ((s->k_start + j) * p->hkv + h) * p->dv, 1);
+                store(r, &r->l->dv, s->k_start + j, h, p->dv, r->dv + ((s->k_start + j) * p->hkv + h) * p->dv,
+                      1);
             }
     }
 }
@@ -258,7 +270,8 @@ static void walkRows(run *r, int backward) {
     for (int i = 0; i < r->p->n_segments; i++)
         for (int64_t j = 0; j < r->p->segments[i].q_len; j++) {
             listKeys(r, &r->p->segments[i], j, backward);
-            for (int h = 0; h < r->p->hq; h++) (backward ? backwardRow : forwardRow)(r, &r->p->segments[i], j, h);
+            for (int h = 0; h < r->p->hq; h++)
+                (backward ? backwardRow : forwardRow)(r, &r->p->segments[i], j, h);
         }
     if (backward) storeGradients(r);
 }
@@ -290,13 +303,18 @@ static int launch(void *self, const dualkv_launch *l, int backward, char *err, s
     return ok ? 0 : -1;
 }
 
-static int forward(void *self, const dualkv_launch *l, char *err, size_t n) { return launch(self, l, 0, err, n); }
-static int backward(void *self, const dualkv_launch *l, char *err, size_t n) { return launch(self, l, 1, err, n); }
+static int forward(void *self, const dualkv_launch *l, char *err, size_t n) {
+    return launch(self, l, 0, err, n);
+}
+static int backward(void *self, const dualkv_launch *l, char *err, size_t n) {
+    return launch(self, l, 1, err, n);
+}
 
 static const char *refuses(void *self, const dualkv_problem *p) {
     (void)self;
     if (p->dtype == DUALKV_FP16) return "planted: no fp16";
-    return p->hq > MAX_HEADS || p->dqk > 256 || p->dv > 256 ? "planted: at most 64 heads, head dims to 256" : NULL;
+    return p->hq > MAX_HEADS || p->dqk > 256 || p->dv > 256 ? "planted: at most 64 heads, head dims to 256"
+                                                            : NULL;
 }
 
 static void arithmetic(void *self, const dualkv_problem *p, dualkv_arithmetic *a) {
@@ -314,7 +332,8 @@ static int deterministic(void *self, const dualkv_problem *p) { return (void)sel
 
 static void *openPlanted(const char *options, char *err, size_t n) {
     int fault = 0, at = 0;
-    if (options && options[0] && (sscanf(options, "fault=P%2d%n", &fault, &at) != 1 || options[at] || fault < 1 || fault > 15)) {
+    if (options && options[0] &&
+        (sscanf(options, "fault=P%2d%n", &fault, &at) != 1 || options[at] || fault < 1 || fault > 15)) {
         snprintf(err, n, "planted: the only option is fault=P1 to P15");
         return NULL;
     }
