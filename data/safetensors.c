@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "replace.h"
+
 /* File: 8 bytes, little endian, the length of a JSON header; the header; the data. The header maps each
  * tensor's name to {dtype, shape, data_offsets} (offsets from the start of the data), and "__metadata__" to
  * strings. */
@@ -340,7 +342,7 @@ int dkv_writeSafetensors(const char *path, const dkv_st_tensor *tensors, int n_t
     bool bad = ferror(f);
     bad |= fclose(f) != 0;
     f = NULL;
-    if (bad || rename(temporary, path)) {
+    if (bad || dkv_replaceFile(temporary, path)) {
         code = dkv_fail(err, DKV_EUSER, "%s: cannot be written: %s", path, strerror(errno));
         goto done;
     }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "../data/fields.h"
+#include "../data/replace.h"
 #include "../data/sha256.h"
 #include "../ref/oracle.h"
 #include "../ref/row.h"
@@ -227,7 +228,7 @@ int dkv_writeAccepted(dkv_accepted *a, const char *path, dkv_err *err) {
     bool bad = !f || fchmod(fd, 0644) || putLine(f, makeHead(a, hex)) || fwrite(rest, 1, n, f) != n || fflush(f) ||
                fsync(fd);
     if (f && fclose(f)) bad = true;
-    if (bad || rename(temporary, path) != 0) {
+    if (bad || dkv_replaceFile(temporary, path) != 0) {
         rc = dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", path, strerror(errno));
         if (fd >= 0) unlink(temporary);
     }

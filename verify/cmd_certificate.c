@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "../data/jsonfile.h"
+#include "../data/replace.h"
 #include "../data/sha256.h"
 #include "../reports/certificate.h"
 #include "../reports/eligible.h"
@@ -57,14 +58,15 @@ static char *commandOf(const dkv_cli *cli) {
 
 static int writeFile(const char *path, const char *text, dkv_err *err) {
     char *temporary = NULL;
+    if (!path[0]) return dkv_fail(err, DKV_EUSER, "--out: no file name");
     if (strcmp(path, "-") == 0) return printf("%s\n", text) < 0 ? dkv_fail(err, DKV_EHARNESS, "cannot write to stdout") : 0;
     if (asprintf(&temporary, "%s.XXXXXX", path) < 0) return dkv_fail(err, DKV_EHARNESS, "out of memory for a path");
     int fd = mkostemp(temporary, O_CLOEXEC), rc = 0;
     FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
     bool bad = !f || fchmod(fd, 0644) || fprintf(f, "%s\n", text) < 0 || fflush(f) || fsync(fd);
     if (f && fclose(f)) bad = true;
-    if (bad || rename(temporary, path) != 0) {
-        rc = dkv_fail(err, fd < 0 ? DKV_EUSER : DKV_EHARNESS, "--out: cannot write '%s': %s", path, strerror(errno));
+    if (bad || dkv_replaceFile(temporary, path) != 0) {
+        rc = dkv_fail(err, fd < 0 || !bad ? DKV_EUSER : DKV_EHARNESS, "--out: cannot write '%s': %s", path, strerror(errno));
         if (fd >= 0) unlink(temporary);
     }
     free(temporary);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "../data/fill.h"
+#include "../data/replace.h"
 #include "../data/sha256.h"
 #include "../data/suite.h"
 #include "../ref/mask.h"
@@ -108,7 +109,7 @@ int dkv_keepKernel(dkv_gate_run *r, dkv_err *err) {
     if (!rc && r->cli->keep_kernel) {
         int fd = mkostemp(temporary, O_CLOEXEC);
         rc = fd >= 0 ? dkv_copyBytes(real, fd, err) : dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", temporary, strerror(errno));
-        if (!rc && (fchmod(fd, 0755) || rename(temporary, path)))
+        if (!rc && (fchmod(fd, 0755) || dkv_replaceFile(temporary, path)))
             rc = dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", path, strerror(errno));
         if (fd >= 0) close(fd);
         if (fd >= 0 && rc) unlink(temporary);

@@ -78,6 +78,10 @@ static void a_defect_leaves_none(void **state) {
     mustSay(2, "echo x >>$D/g.jsonl; $B/dualkv certificate $D/g.jsonl --out $D/f.json", "g.jsonl:8: not a record");
     mustSay(2, "$B/dualkv certificate $D/s.jsonl", "--out FILE is missing");
     mustSay(2, "$B/dualkv certificate $D/s.jsonl --out /nowhere/c.json", "cannot write");
+    mustSay(2, "mkfifo $D/q; $B/dualkv certificate $D/s.jsonl --out $D/q", "File exists");
+    mustSay(2, "ln -s q $D/l; $B/dualkv certificate $D/s.jsonl --out $D/l", "File exists");
+    mustSay(2, "$B/dualkv certificate $D/s.jsonl --out $D", "directory");
+    mustSay(0, "[ -p $D/q ] && [ -p $D/l ] && touch $D/r && ln -s r $D/k && $B/dualkv certificate $D/s.jsonl --out $D/k && [ -L $D/k ] && [ -s $D/r ]", "");
 }
 
 int main(void) {
