@@ -62,19 +62,25 @@ static int takeNumber(model *m, const char *const *keys, double *x, const char *
     return 0;
 }
 
+static int takeWhole(model *m, const char *const *keys, double *x) {
+    const char *found = NULL;
+    int rc = takeNumber(m, keys, x, &found);
+    return !rc && found && *x != floor(*x) ? dkv_fail(m->err, DKV_EUSER, "%s%s is no whole number", m->inside, found) : rc;
+}
+
 #define KEYS(...) (const char *const[]){__VA_ARGS__, NULL}
 
 /* ---- options ---- */
 
 static int takeShape(model *m) {
     double hidden = 0, nope = 0, rope = 0;
-    int rc = takeNumber(m, KEYS("num_attention_heads", "n_head", "n_heads", "num_heads"), &m->heads, NULL);
-    if (!rc) rc = takeNumber(m, KEYS("num_key_value_heads", "num_kv_heads", "n_head_kv"), &m->kv_heads, NULL);
-    if (!rc) rc = takeNumber(m, KEYS("head_dim"), &m->dim, NULL);
-    if (!rc) rc = takeNumber(m, KEYS("hidden_size", "n_embd", "d_model"), &hidden, NULL);
-    if (!rc) rc = takeNumber(m, KEYS("qk_nope_head_dim"), &nope, NULL);
-    if (!rc) rc = takeNumber(m, KEYS("qk_rope_head_dim"), &rope, NULL);
-    if (!rc) rc = takeNumber(m, KEYS("v_head_dim"), &m->v_dim, NULL);
+    int rc = takeWhole(m, KEYS("num_attention_heads", "n_head", "n_heads", "num_heads"), &m->heads);
+    if (!rc) rc = takeWhole(m, KEYS("num_key_value_heads", "num_kv_heads", "n_head_kv"), &m->kv_heads);
+    if (!rc) rc = takeWhole(m, KEYS("head_dim"), &m->dim);
+    if (!rc) rc = takeWhole(m, KEYS("hidden_size", "n_embd", "d_model"), &hidden);
+    if (!rc) rc = takeWhole(m, KEYS("qk_nope_head_dim"), &nope);
+    if (!rc) rc = takeWhole(m, KEYS("qk_rope_head_dim"), &rope);
+    if (!rc) rc = takeWhole(m, KEYS("v_head_dim"), &m->v_dim);
     if (rc) return rc;
     if (m->heads < 1) return 0; /* no attention at all, perhaps: said by the caller */
     if (isTrue(m, "multi_query")) m->kv_heads = 1;
@@ -84,7 +90,8 @@ static int takeShape(model *m) {
         m->kv_heads = m->heads;
         rc = say(m, DKV_NOT_JUDGED, "kv_lora_rank", "", "latent attention: judged as it is trained, with keys and values expanded for each "
                                                         "head; the absorbed form that decoding uses is another problem");
-    }
+    } else if (get(m, "kv_lora_rank") && !cJSON_IsNull(get(m, "kv_lora_rank")))
+        rc = say(m, DKV_NOT_JUDGED, "kv_lora_rank", "", "latent attention without qk_nope_head_dim and qk_rope_head_dim: its heads are not known");
     if (m->dim < 1) m->dim = floor(hidden / m->heads);
     if (m->v_dim < 1 || !get(m, "kv_lora_rank")) m->v_dim = m->dim;
     if (!rc && (m->dim < 1 || fmod(m->heads, m->kv_heads) != 0))
@@ -185,8 +192,8 @@ static int takeMasks(model *m) {
     char value[80];
     const char *type = dkv_textOf(m->o, "model_type");
     int rc = takeLayers(m);
-    if (!rc) rc = takeNumber(m, KEYS("sliding_window"), &m->window, NULL);
-    if (!rc) rc = takeNumber(m, KEYS("attention_chunk_size"), &m->chunk, NULL);
+    if (!rc) rc = takeWhole(m, KEYS("sliding_window"), &m->window);
+    if (!rc) rc = takeWhole(m, KEYS("attention_chunk_size"), &m->chunk);
     if (rc) return rc;
     valueOf(get(m, "sliding_window"), value);
     if (m->window > 0 && cJSON_IsFalse(get(m, "use_sliding_window"))) {
@@ -211,8 +218,10 @@ static int takeMasks(model *m) {
     }
     if (!m->kinds) m->kinds = FULL;
     m->all_see = cJSON_IsFalse(get(m, "is_causal")) || isTrue(m, "use_bidirectional_attention");
-    if (!rc && isTrue(m, "add_cross_attention"))
-        rc = say(m, DKV_OUTSIDE, "add_cross_attention", "true", "attention to another sequence was not judged");
+    for (int i = 0; i < 2 && !rc; i++) {
+        const char *key = i ? "is_encoder_decoder" : "add_cross_attention";
+        if (isTrue(m, key)) rc = say(m, DKV_OUTSIDE, key, "true", "attention to another sequence was not judged");
+    }
     return rc;
 }
 
@@ -358,8 +367,25 @@ static const cJSON *findText(const cJSON *o, const char **inside) {
     return NULL;
 }
 
+/* What can only be read one way, and was meant another, perhaps. */
+static int takeKind(model *m) {
+    const char *own = dkv_textOf(m->o, "model_type"), *type = own[0] || !m->inside[0] ? own : m->e->model; /* else the whole's */
+    int rc = 0;
+    for (size_t i = 0; i < sizeof dkv_flag_keys / sizeof *dkv_flag_keys && !rc; i++) {
+        const cJSON *x = get(m, dkv_flag_keys[i]);
+        char value[80];
+        if (!x || cJSON_IsNull(x) || cJSON_IsBool(x)) continue;
+        valueOf(x, value);
+        rc = say(m, DKV_NOT_JUDGED, dkv_flag_keys[i], value, "neither true nor false");
+    }
+    if (rc || IS_ANY(type, dkv_causal_models) || IS_ANY(type, dkv_recurrent_models)) return rc;
+    return say(m, DKV_NOT_JUDGED, "model_type", type, type[0] ? "a kind of model that is not known here (asked as one whose rows see what is before them)"
+                                                              : "not given (asked as one whose rows see what is before them)");
+}
+
 static int readOptions(model *m) {
     int rc = takeShape(m);
+    if (!rc) rc = takeKind(m);
     if (!rc) rc = takeType(m);
     if (!rc) rc = takeDropout(m);
     if (!rc) rc = takeScale(m);
@@ -387,7 +413,7 @@ int dkv_readModel(const cJSON *config, const dkv_scope *scope, int64_t tokens, b
         if (cJSON_IsString(type) && !dkv_textOf(text, "dtype")[0]) m.dtype = strstr(type->valuestring, "bfloat16") ? "bf16" : strstr(type->valuestring, "float16") ? "fp16" : NULL;
     }
     if (!rc) rc = readOptions(&m);
-    if (!rc) rc = takeNumber(&m, KEYS("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length"), &m.tokens, NULL);
+    if (!rc) rc = takeWhole(&m, KEYS("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length"), &m.tokens);
     if (rc) return rc;
     if (m.heads < 1)
         return e->outside ? 0 : dkv_fail(err, DKV_EUSER, "%snum_attention_heads is not there: not a configuration with attention", m.inside);

@@ -12,7 +12,8 @@ static const char *const dkv_read_keys[] = {
     "sliding_window_pattern", "_sliding_window_pattern", "max_window_layers", "layer_types", "layers_block_type", "block_types",
     "_block_types", "attention_chunk_size", "query_pre_attn_scalar", "attention_multiplier", "attn_scale", "scale_attn_weights",
     "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length", "torch_dtype", "dtype",
-    "alibi", "use_alibi", "position_embedding_type", "is_causal", "use_bidirectional_attention", "add_cross_attention", "model_type",
+    "alibi", "use_alibi", "position_embedding_type", "is_causal", "use_bidirectional_attention", "add_cross_attention",
+    "is_encoder_decoder", "model_type",
     "rope_scaling", "rope_parameters", "index_topk", "index_n_heads", "index_head_dim", "sinks", "use_sinks", "attention_sinks", "use_attention_sinks"};
 
 /* Before or after attention, or not of it: what reaches Q, K and V, what becomes of O. */
@@ -31,8 +32,21 @@ static const char *const dkv_unrelated_keys[] = {
     "num_nextn_predict_layers", "use_mamba_kernels", "swiglu_limit", "experts_per_token", "initial_context_length", "gradient_checkpointing",
     "summary_*", "task_specific_params", "num_mtp_modules", "embedding_multiplier", "residual_multiplier", "logits_scaling",
     "head_dtype", "attn_output_gate", "lm_head*", "scale_embeddings", "scale_emb", "scale_depth", "mup_*", "type_vocab_size", "mask_token_id", "unk_token_id",
-    "sep_token_id", "cls_token_id", "id2label", "label2id", "problem_type", "pruned_heads", "chunk_size_feed_forward", "is_encoder_decoder",
-    "is_decoder", "tokenizer_class", "prefix"};
+    "sep_token_id", "cls_token_id", "id2label", "label2id", "problem_type", "pruned_heads", "chunk_size_feed_forward", "is_decoder", "tokenizer_class", "prefix"};
+
+/* Read as true or false. */
+static const char *const dkv_flag_keys[] = {
+    "multi_query", "alibi", "use_alibi", "is_causal", "use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder",
+    "use_sliding_window", "scale_attn_weights", "sinks", "use_sinks", "attention_sinks", "use_attention_sinks"};
+
+/* Models of which it is known that rows see themselves and what is before them, and that the keys here say the rest. */
+static const char *const dkv_causal_models[] = {
+    "llama", "llama4*", "mistral*", "ministral*", "mixtral", "qwen2", "qwen2_moe", "qwen2_vl*", "qwen2_5_vl*", "qwen3", "qwen3_moe", "qwen3_vl*",
+    "gemma", "gemma2", "gemma3*", "phi", "phi3", "phimoe", "gpt2", "gpt_neox*", "gpt_oss", "gptj", "gpt_bigcode", "falcon", "bloom", "mpt", "opt",
+    "stablelm", "starcoder2", "cohere", "cohere2", "olmo", "olmo2", "olmo3", "olmoe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2",
+    "granite", "granitemoe", "granitemoeshared", "glm", "glm4", "glm4_moe", "internlm2", "internlm3", "nemotron", "exaone", "exaone4", "smollm3",
+    "ernie4_5", "ernie4_5_moe", "seed_oss", "hunyuan_v1_dense", "hunyuan_v1_moe", "persimmon", "dbrx", "arcee", "apertus", "dots1", "helium",
+    "codegen", "xglm", "biogpt"};
 
 /* Layers that are no attention, or state beside it. */
 static const char *const dkv_recurrent_keys[] = {

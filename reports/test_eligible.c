@@ -60,6 +60,13 @@ static const struct {
     {"{" LLAMA "\"max_position_embeddings\":8192,\"some_new_attention_trick\":true}", 0, 1, "some_new_attention_trick=true: may speak of attention"},
     {"{" LLAMA "\"max_position_embeddings\":8192,\"some_new_attention_trick\":false,\"other\":7}", 0, 0, ""},
     {"{" LLAMA "\"attention_multiplier\":0.0078125,\"max_position_embeddings\":8192}", -1, 0, "scale of scores"},
+    /* Of a kind that is not known; flags that are none; half of what latent attention needs; an encoder and its decoder */
+    {"{" COMMON "\"model_type\":\"bert\",\"hidden_size\":4096,\"num_attention_heads\":32,\"num_key_value_heads\":8,\"max_position_embeddings\":8192}",
+     0, 1, "model_type=bert: a kind of model that is not known here"},
+    {"{" COMMON "\"hidden_size\":4096,\"num_attention_heads\":32,\"num_key_value_heads\":8,\"max_position_embeddings\":8192}", 0, 1, "model_type: not given"},
+    {"{" LLAMA "\"alibi\":1,\"max_position_embeddings\":8192}", 0, 1, "alibi=1: neither true nor false"},
+    {"{" LLAMA "\"kv_lora_rank\":512,\"max_position_embeddings\":8192}", 0, 1, "its heads are not known"},
+    {"{" LLAMA "\"is_encoder_decoder\":true,\"max_position_embeddings\":8192}", 1, 0, "is_encoder_decoder=true: attention to another sequence"},
     /* Qwen 2: a window that is switched off; Qwen 3 by its layers */
     {"{" COMMON "\"model_type\":\"qwen2\",\"hidden_size\":4096,\"num_attention_heads\":32,\"num_key_value_heads\":8,\"sliding_window\":131072,"
      "\"use_sliding_window\":false,\"max_window_layers\":28,\"max_position_embeddings\":8192}", 0, 0, "use_sliding_window is false"},
@@ -162,6 +169,8 @@ static void options_of_another_kind_are_errors(void **state) {
                 {"{\"num_attention_heads\":-4,\"hidden_size\":8}", "num_attention_heads is no number"},
                 {"{\"num_attention_heads\":4,\"hidden_size\":1e300}", "hidden_size is no number"},
                 {"{\"num_attention_heads\":4}", "head_dim: neither there"},
+                {"{\"num_attention_heads\":4,\"head_dim\":63.5}", "head_dim is no whole number"},
+                {"{" LLAMA "\"sliding_window\":4096.5}", "sliding_window is no whole number"},
                 {"{\"num_attention_heads\":4,\"num_key_value_heads\":3,\"head_dim\":64}", "does not divide"},
                 {"{" LLAMA "\"sliding_window\":\"yes\"}", "sliding_window is no number"},
                 {"{" LLAMA "\"attention_dropout\":[0.1]}", "attention_dropout is no number"},

@@ -42,7 +42,7 @@ static void it_refuses_the_rest(void **state) {
 
 static void models_are_held_against_it(void **state) {
     (void)state;
-    static const char start[] = "cat >$D/m.json <<E\n{\"model_type\":\"x\",\"hidden_size\":1024,\"num_attention_heads\":8,\"num_key_value_heads\":1,"
+    static const char start[] = "cat >$D/m.json <<E\n{\"model_type\":\"llama\",\"hidden_size\":1024,\"num_attention_heads\":8,\"num_key_value_heads\":1,"
                                 "\"head_dim\":128,\"torch_dtype\":\"bfloat16\",\"attention_dropout\":";
     static const struct {
         int code;
