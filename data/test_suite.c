@@ -310,6 +310,12 @@ static void test_files(void **state) {
     load_text("\n\nshape=(3\n", DKV_EUSER, ":3: shape=(3: a number is missing");
     assert_int_equal(dkv_loadSuite("no-such-suite", &s, &err), DKV_EUSER);
     assert_non_null(strstr(err.text, "unknown suite 'no-such-suite'"));
+    char *data = strdup(dkv_dataDir());
+    assert_int_equal(setenv("DUALKV_DATA", "/no/such/folder", 1), 0);
+    assert_int_equal(dkv_loadSuite("ci", &s, &err), DKV_EUSER);
+    assert_non_null(strstr(err.text, "there is no folder /no/such/folder; DUALKV_DATA names"));
+    assert_int_equal(setenv("DUALKV_DATA", data, 1), 0);
+    free(data);
     assert_int_equal(dkv_loadSuite("./no/such/file.txt", &s, &err), DKV_EUSER);
     assert_non_null(strstr(err.text, "No such file"));
     assert_int_equal(dkv_loadSuite("/tmp", &s, &err), DKV_EUSER);

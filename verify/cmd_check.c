@@ -261,7 +261,7 @@ static int makeItems(const dkv_selection *sel, const dkv_cli *cli, dkv_cli *effe
                     return dkv_fail(err, DKV_EUSER, "more than %d kernels", DKV_KERNELS_MAX);
                 if (kernel == effective->n_kernels &&
                     dkv_parseKernelSpec(spec, &effective->kernels[effective->n_kernels++], err))
-                    return DKV_EUSER;
+                    return err->code;
             }
             (*out)[(*n)++] = (dkv_item){sel->lines[i], kernel};
         }

@@ -89,6 +89,16 @@ static int makeTruth(const prepared *c, bool replicated, dkv_outputs *out, dkv_e
     return rc;
 }
 
+/* Outputs that a kernel does not give hold nothing of it. */
+static void leaveOut(dkv_outputs *out, int32_t absent) {
+    double **all[DKV_N_OUTPUTS] = {&out->o, &out->lse, &out->dq, &out->dk, &out->dv, &out->dsink};
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        if (!(absent >> id & 1)) continue;
+        free(*all[id]);
+        *all[id] = NULL;
+    }
+}
+
 /* What a kernel gives, in the layout that it takes (which is then the file's). 1: it refused. */
 static int runKernel(job *j, const char *line, const prepared *c, dkv_outputs *out, dkv_err *err) {
     dkv_side s;
@@ -106,6 +116,7 @@ static int runKernel(job *j, const char *line, const prepared *c, dkv_outputs *o
         if (o == DKV_W_OK) {
             *out = run.out;
             run.out = (dkv_outputs){0};
+            leaveOut(out, s.d.absent);
         } else
             rc = dkv_fail(err, DKV_EHARNESS, "'%.100s' on '%.150s': %.200s", j->kernel.text, line, j->worker.why);
     }

@@ -55,13 +55,30 @@ static const char *nthConvention(int i, const char **help) {
     return c.name;
 }
 
+/* Every profile that some dtype knows, once (fp16 has those of bf16). */
+static const char *nthArithmetic(int i, const char **help) {
+    static const dkv_problem low = {.dtype = DUALKV_BF16}, full = {.dtype = DUALKV_FP32};
+    dualkv_arithmetic a;
+    const char *name, *other;
+    int n = 0;
+    if (i == 0) return *help = "the tightest of these that explains a kernel, with its key tile and order", "auto";
+    for (int k = 0; (name = dkv_arithmeticProfile(k, &full, &a, help)); k++)
+        if (++n == i) return name;
+    for (int k = 0; (name = dkv_arithmeticProfile(k, &low, &a, help)); k++) {
+        for (int j = 0; (other = dkv_arithmeticProfile(j, &full, &a, NULL)) && strcmp(other, name) != 0;) j++;
+        if (!other && ++n == i) return name;
+    }
+    return NULL;
+}
+
 static const struct {
     const char *what;
     const char *(*nth)(int i, const char **help);
 } lists[] = {{"kernels", nthKernel}, {"masks", dkv_listMask}, {"fills", dkv_listFill},
              {"checks", nthCheck},   {"faults", nthFault},    {"suites", nthSuite},
-             {"keys", dkv_listKey},  {"statuses", nthStatus}, {"conventions", nthConvention}};
-#define LIST_NAMES "kernels, masks, fills, checks, faults, suites, keys, statuses, conventions, device"
+             {"keys", dkv_listKey},  {"statuses", nthStatus}, {"conventions", nthConvention},
+             {"arithmetics", nthArithmetic}};
+#define LIST_NAMES "kernels, masks, fills, checks, faults, suites, keys, statuses, conventions, arithmetics, device"
 enum { N_LISTS = sizeof lists / sizeof lists[0] };
 
 /* One unit and type of the probe (cuda/probe.cu): the loss per step where its chain was longest. */

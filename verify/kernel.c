@@ -121,7 +121,7 @@ static int unknownKernel(const dkv_kernel_spec *spec, dkv_err *err) {
     const char *names[N_ROWS];
     for (int r = 0; r < N_ROWS; r++) {
         if (!rows[r].kernel && strcmp(rows[r].name, spec->name) == 0)
-            return dkv_fail(err, DKV_EUSER, "kernel '%s': %s is not beside the program: `make cuda` builds it, where nvcc is",
+            return dkv_fail(err, DKV_EHARNESS, "kernel '%s': %s is not beside the program: `make cuda` builds it, where nvcc is",
                             spec->name, rows[r].plugin);
         names[r] = rows[r].name;
     }

@@ -60,10 +60,10 @@ static const dkv_command commands[] = {
      "FILE holds problem lines, or records (then their kernels are used, unless --kernel is given).\n"
      "--bisect: cases that say nothing give 125, bad input 128, as `git bisect run` wants.\n",
      dkv_cmdReplay},
-    {"list", DKV_CMD_LIST, false, "kernels|masks|fills|checks|faults|suites|keys|statuses|conventions|device",
+    {"list", DKV_CMD_LIST, false, "kernels|masks|fills|checks|faults|suites|keys|statuses|conventions|arithmetics|device",
      "what there is, one a line",
      "keys: the words of a problem line; statuses: with their exit codes; conventions: how functions of Python files\n"
-     "are called.\n",
+     "are called; arithmetics: what --arithmetic may name.\n",
      dkv_cmdList},
     {"compare", DKV_CMD_COMPARE, false, "K1 K2 LINE", "two kernels side by side, stage by stage",
      "Both are judged on the same inputs; then where they first part: bits, the largest difference, its place.\n"

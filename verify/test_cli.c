@@ -104,6 +104,8 @@ static void statuses_give_exits(void **state) {
     assert_non_null(strstr(output, "1 PASSED, 1 FAILED"));
     mustExit(1, "check shape=5+2x3 dim=8 --kernel broken+how=hang --timeout 0.3");
     mustExit(3, "check shape=5+2x3 dim=8 --kernel broken+how=refuse");
+    mustSay(3, "cp $B/dualkv $D/alone && $D/alone check shape=3 --kernel cuda", "libdualkv_cuda.so is not beside");
+    mustSay(3, "$D/alone check shape=3 --kernel emu --oracle cuda", "libdualkv_cuda.so is not beside");
     mustExit(1, "replay shape=5+2x3 dim=8 --kernel broken+how=zeros --bisect");
     mustExit(125, "replay shape=5+2x3 dim=8 --kernel broken+how=refuse --bisect");
     mustExit(128, "replay shape=-5 --kernel emu --bisect");
@@ -255,13 +257,15 @@ static void init_leaves_no_half(void **state) {
 
 static void everything_can_be_listed(void **state) {
     (void)state;
-    static const char *const lists[] = {"kernels", "masks", "fills", "checks", "faults", "keys", "statuses"};
+    static const char *const lists[] = {"kernels", "masks", "fills", "checks", "faults", "keys", "statuses", "arithmetics"};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         char words[64];
         snprintf(words, sizeof words, "list %s", lists[i]);
         mustExit(0, words);
         assert_true(countLines(output) >= 4);
     }
+    assert_int_equal(countLines(output), 13);
+    assert_non_null(strstr(output, "\ndelta-copies "));
     mustExit(0, "list suites");
     mustExit(0, "help --all");
     mustExit(0, "help check");

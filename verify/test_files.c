@@ -82,6 +82,11 @@ static void captured_cases_bring_their_inputs(void **state) {
     mustSay(1, "$B/dualkv check files:$D/cap", "dV:");
     rewrite("whole.safetensors", "cap/x.safetensors", " do ", NULL, false);
     mustSay(2, "$B/dualkv check files:$D/cap", "'do' is missing");
+    /* what a kernel does not give is left out */
+    runShell("mkdir $D/quiet");
+    rewrite("whole.safetensors", "quiet/x.safetensors", " lse ", NULL, true);
+    mustSay(0, "$B/dualkv export " A " --out $D/still --outputs files:$D/quiet && $B/dualkv check files:$D/still", "1 PASSED");
+    assert_non_null(strstr(output, "not judged, for it was not given: LSE"));
     /* inputs of the generator, altered: the outputs are of something else */
     rewrite("whole.safetensors", "other/x.safetensors", NULL, "k", true);
     mustSay(1, "$B/dualkv check files:$D/other", "its k is not what generator 1 makes of its line");

@@ -127,8 +127,13 @@ class Problem:
         view.owner = self  # the arrays that it points to live as long as the problem
         return view
 
-    def segments(self, layout: Layout = "packed") -> tuple[Segment, ...]:
-        """Its segments in depth-first order."""
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Its segments in depth-first order, each once (packed)."""
+        return self.segments_of("packed")
+
+    def segments_of(self, layout: Layout) -> tuple[Segment, ...]:
+        """The segments of a layout; ``"replicated"``: one for each sequence, without a parent."""
         v = self.view(layout)
         out = []
         for i in range(v.n_segments):

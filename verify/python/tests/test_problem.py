@@ -51,16 +51,16 @@ class Problems(unittest.TestCase):
     def test_segments_cover_the_rows(self):
         for line in LINES:
             p = dualkv.Problem(line)
-            rows = [r for s in p.segments() for r in range(s.k_start, s.k_start + s.k_len)]
+            rows = [r for s in p.segments for r in range(s.k_start, s.k_start + s.k_len)]
             self.assertEqual(rows, list(range(p.tk)), line)
-            for s in p.segments():
+            for s in p.segments:
                 self.assertEqual(sum(r.length for r in s.ranges), s.context + s.k_len, line)
 
     def test_the_mask_is_its_definition(self):
         for line in LINES:
             p = dualkv.Problem(line)
             want = np.zeros((p.tq, p.tk), bool)
-            for s in p.segments():
+            for s in p.segments:
                 keys = [r.start + i for r in s.ranges for i in range(r.length)]
                 for t in range(s.q_len):
                     for position, key in enumerate(keys):
