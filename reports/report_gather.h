@@ -14,7 +14,7 @@
 
 enum {
     DKV_GATHER_KERNELS = 64, /* further ones are counted together, in the last */
-    DKV_GATHER_MASKS = 7,
+    DKV_GATHER_MASKS = DUALKV_BIDIR + 1,
     DKV_GATHER_DTYPES = 3,
     DKV_GATHER_DIMS = 5,   /* head-dim classes, dkv_gatherDim */
     DKV_GATHER_EDGES = 8,  /* edge classes, dkv_gatherEdge */
