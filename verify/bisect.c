@@ -100,6 +100,12 @@ static void tell(const dkv_bisection *h) {
 
 static const char *endWord(const dkv_bisection *h, int end) { return end ? h->bad : h->good; }
 
+static const dkv_bisect_row *findInconclusive(const dkv_trial *t) {
+    for (long i = 0; i < t->runs * t->n_lines; i++)
+        if (t->rows[i].status == DKV_ST_INCONCLUSIVE) return &t->rows[i];
+    return NULL;
+}
+
 static int refuseEnd(const dkv_bisection *h, int end, const dkv_trial *t, dkv_err *err) {
     const char *name = end ? "bad" : "good";
     if (t->build != DKV_BUILD_OK)
@@ -112,8 +118,10 @@ static int refuseEnd(const dkv_bisection *h, int end, const dkv_trial *t, dkv_er
                             : ", so it is not good");
     if (t->verdict == DKV_BV_SKIP)
         return dkv_fail(err, DKV_EHARNESS, "the %s end %.60s (%.12s) says nothing: %.300s", name, endWord(h, end), t->id, t->why);
-    return dkv_fail(err, DKV_EHARNESS, "the %s end %.60s (%.12s) %s%s%.250s", name, endWord(h, end), t->id,
-                    end ? "fails no case (--metric NAME finds drifts)" : "fails", end ? "" : ": ", end ? "" : t->why);
+    if (!end) return dkv_fail(err, DKV_EHARNESS, "the good end %.60s (%.12s) fails: %.250s", h->good, t->id, t->why);
+    const dkv_bisect_row *weak = findInconclusive(t);
+    return dkv_fail(err, DKV_EHARNESS, "the bad end %.60s (%.12s) fails no case (%s%.250s%s--metric NAME finds drifts)", h->bad,
+                    t->id, weak ? "INCONCLUSIVE: " : "", weak ? weak->why : "", weak ? "; " : "");
 }
 
 static int testEnds(dkv_bisection *h, dkv_err *err) {

@@ -80,6 +80,10 @@ static int parseTrends(show *s, const char *words, dkv_err *err) {
         end = w + strcspn(w, ",");
         snprintf(name, sizeof name, "%.*s", (int)(end - w < 63 ? end - w : 63), w);
         int number = dkv_parseTrend(name);
+        char whole[72];
+        snprintf(whole, sizeof whole, "%s:dK", name);
+        if (number < 0 && dkv_parseTrend(whole) >= 0)
+            return dkv_fail(err, DKV_EUSER, "--trend: %s of which output? %s, for one", name, whole);
         if (number < 0)
             return dkv_fail(err, DKV_EUSER, "--trend: '%s' is none of ratio, rms, gain, mean, bad of an output (rms:dK), seconds, "
                                             "ms_fwd, ms_bwd, tflops_fwd, tflops_bwd", name);

@@ -78,7 +78,8 @@ static void putCounts(FILE *f, const long counts[DKV_ST_N]) {
 static void putHeadline(const dkv_gate_run *r, FILE *f, int code, bool md) {
     long bad = dkv_gateDefects(r), found = dkv_countFindings(&r->gate);
     fprintf(f, md ? "# dualkv gate: %s\n\n**" : "%s: ", verdict(r, code));
-    fprintf(f, "%ld defect%s in %ld cases", bad, bad == 1 ? "" : "s", sum(r->counts) + sum(r->fuzz_counts));
+    const long cases = sum(r->counts) + sum(r->fuzz_counts);
+    fprintf(f, "%ld defect%s in %ld case%s", bad, bad == 1 ? "" : "s", cases, cases == 1 ? "" : "s");
     if (r->has_was && r->cli->accept) fprintf(f, "; changes against what was accepted before are accepted now");
     else if (r->has_was && !found) fprintf(f, "; nothing worse than the accepted records");
     else if (r->has_was || found) fprintf(f, "; %ld finding%s beside", found, found == 1 ? "" : "s");
@@ -145,7 +146,8 @@ void dkv_sayGate(const dkv_gate_run *r, FILE *f, int code, bool md) {
         fprintf(f, "\n");
     } else fprintf(f, "%sno fuzzing%s\n", md ? "- " : "  ", r->cli->no_fuzz || r->interrupted ? "" : ": no time was left (--time)");
     if (r->blind)
-        fprintf(f, "%sINCONCLUSIVE in %ld strata: no case would have seen a small fault there\n", md ? "- " : "  ", r->blind);
+        fprintf(f, "%sINCONCLUSIVE in %ld strat%s (the HTML page names them): no case would have seen a small fault there\n",
+                md ? "- " : "  ", r->blind, r->blind == 1 ? "um" : "a");
     if (md) fprintf(f, "\n");
 }
 

@@ -88,7 +88,7 @@ static void a_full_disk_is_said(void **state) {
         if (i != 1) mustHold("full/summary.md", i == 3 ? "# dualkv gate: NOTHING LEARNED" : "# dualkv gate: PASSED");
     }
     mustSay(1, GATE "--kernel emu+fault=D1 --out $D/full --markdown /dev/full", "cannot write '/dev/full'");
-    assert_non_null(strstr(output, "FAILED: 1 defect in 1 cases"));
+    assert_non_null(strstr(output, "FAILED: 1 defect in 1 case;"));
     mustSay(3, GATE "--kernel emu --out $D/full --accepted $D/full/acc --accept --json /dev/full", "nothing was accepted");
     assert_false(isThere("full/acc"));
     mustSay(3, GATE "--kernel emu --out $D/full >/dev/full", "cannot write to stdout");
