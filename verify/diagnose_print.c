@@ -70,8 +70,8 @@ static void sayHypotheses(const dkv_diagnosis *d, FILE *f, bool verbose) {
         if (h->n_members > 1 && (verbose || i == 0)) {
             fprintf(f, "  %14s not told apart here:", "");
             for (int k = 0; k < h->n_members && k < DKV_CLASS_MAX && (verbose || k < 8); k++)
-                fprintf(f, " %s", h->members[k]);
-            fprintf(f, "%s\n", !verbose && h->n_members > 8 ? " ..." : "");
+                fprintf(f, "%s %s", k ? "," : "", h->members[k]);
+            fprintf(f, "%s\n", !verbose && h->n_members > 8 ? ", ..." : "");
         }
     }
 }

@@ -338,7 +338,7 @@ static int rank(dkv_inquiry *q, dkv_hypothesis *out, int cap, dkv_err *err) {
     else sayUnknown(q, why, &out[at++]);
     for (int i = 0; i < n && at < cap; i++) out[at++] = found[i];
     if (at && (q->coverage[0][0] || q->coverage[1][0]))
-        snprintf(out[0].evidence, sizeof out[0].evidence, "probes: %.280s%s%.280s", q->coverage[0],
+        snprintf(out[0].evidence, sizeof out[0].evidence, "probes: %.520s%s%.520s", q->coverage[0],
                  q->coverage[0][0] && q->coverage[1][0] ? "; " : "", q->coverage[1]);
     free(found);
     return at;

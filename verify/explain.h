@@ -52,7 +52,7 @@ typedef struct dkv_hypothesis {
     bool exact;                         /* every output's bits are as predicted */
     bool claimed;                       /* only of out[0] */
     double value[4];                    /* what was fitted */
-    char evidence[600];                 /* further facts: probes, coverage, in words; "" if none */
+    char evidence[1100];                /* further facts: probes, coverage, in words; "" if none */
     int32_t n_members; /* hypotheses whose outputs cannot be told apart on this line, itself included */
     char members[DKV_CLASS_MAX][64];
 } dkv_hypothesis;

@@ -248,7 +248,7 @@ static void fillRight(const dkv_model *m, float *right) {
 static int guessCoverage(dkv_inquiry *q, bool backward, float *given, const float *right, char *said,
                          size_t n, dkv_err *err) {
     dkv_model *m = q->model;
-    char doc[300];
+    char doc[500];
     int rc = backward ? askBackward(q, given, err) : askForward(q, given, err);
     if (rc) return rc == DKV_REFUSED ? 0 : rc;
     countKeys(m, given);

@@ -62,7 +62,7 @@ typedef struct dkv_inquiry {
     struct dkv_emulator *emu;
     struct dkv_model *model; /* NULL: too large */
     dkv_prediction work;     /* scratch */
-    char coverage[2][400];   /* what probes say of the keys that forward and backward count; "" */
+    char coverage[2][520];   /* what probes say of the keys that forward and backward count; "" */
     double start, seconds;
 } dkv_inquiry;
 
