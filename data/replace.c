@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 
 int dkv_replaceFile(const char *temporary, const char *path) {
@@ -17,4 +18,10 @@ int dkv_replaceFile(const char *temporary, const char *path) {
     free(real);
     errno = why;
     return rc;
+}
+
+bool dkv_isSameFile(const char *a, const char *b) {
+    struct stat s, t;
+    if (strcmp(a, b) == 0) return true;
+    return stat(a, &s) == 0 && stat(b, &t) == 0 && S_ISREG(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
 }

@@ -20,7 +20,7 @@
 
 /* ---- certificate ---- */
 
-static int readFile(dkv_evidence *e, const char *word, dkv_err *err) {
+static int readFile(dkv_evidence *e, const char *word, const char *out, dkv_err *err) {
     char hash[65], *path = NULL;
     struct stat s;
     int rc = 0;
@@ -29,6 +29,7 @@ static int readFile(dkv_evidence *e, const char *word, dkv_err *err) {
     char *real = realpath(path, NULL);
     if (!real) rc = dkv_fail(err, DKV_EUSER, "cannot read '%s': %s", path, strerror(errno));
     if (!rc && (stat(real, &s) != 0 || !S_ISREG(s.st_mode))) rc = dkv_fail(err, DKV_EUSER, "'%s' is not a file of records", path);
+    if (!rc && dkv_isSameFile(real, out)) rc = dkv_fail(err, DKV_EUSER, "--out: '%s' holds the records", out);
     if (!rc) rc = dkv_hashFile(real, hash, err);
     if (!rc) rc = dkv_readEvidence(e, path, hash, err);
     free(real);
@@ -99,7 +100,7 @@ int dkv_cmdCertificate(const dkv_cli *cli) {
     e->device = cli->device;
     if (cli->n_words == 0) rc = dkv_fail(&err, DKV_EUSER, "certificate: of which records? (files that --json wrote, or a gate's folder)");
     else if (!cli->out) rc = dkv_fail(&err, DKV_EUSER, "certificate: --out FILE is missing (`-`: stdout)");
-    for (int i = 0; i < cli->n_words && !rc; i++) rc = readFile(e, cli->words[i], &err);
+    for (int i = 0; i < cli->n_words && !rc; i++) rc = readFile(e, cli->words[i], cli->out, &err);
     if (!rc) rc = dkv_refuseCertificate(e, &code, &err);
     if (!rc && !(text = dkv_printCertificate(e, dkv_version(), command))) rc = dkv_fail(&err, DKV_EHARNESS, "out of memory for a certificate");
     if (!rc) rc = writeFile(cli->out, text, &err);

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../data/replace.h"
 #include "../data/suite.h"
 #include "../fuzz/options.h"
 #include "gate_run.h"
@@ -138,12 +139,6 @@ static int checkPlace(const char *option, const char *path, dkv_err *err) {
     return dkv_fail(err, DKV_EUSER, "%s:%s", option, text ? text : why.text);
 }
 
-static bool isSameFile(const char *a, const char *b) {
-    struct stat s, t;
-    if (strcmp(a, b) == 0) return true;
-    return stat(a, &s) == 0 && stat(b, &t) == 0 && S_ISREG(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
-}
-
 /* No file of the run may be another one, or one that it reads. */
 static int checkApart(const run *r, dkv_err *err) {
     const char *const paths[] = {r->records, r->perf_path, r->html, r->junit_path, r->summary, r->accepted_path,
@@ -151,7 +146,7 @@ static int checkApart(const run *r, dkv_err *err) {
     enum { N = sizeof paths / sizeof *paths };
     for (int i = 0; i < N; i++)
         for (int k = 0; k < i; k++)
-            if (paths[i][0] && isSameFile(paths[i], paths[k]))
+            if (paths[i][0] && dkv_isSameFile(paths[i], paths[k]))
                 return dkv_fail(err, DKV_EUSER, "gate: '%.200s' is named for two things", paths[i]);
     return 0;
 }

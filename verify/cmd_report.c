@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../data/replace.h"
 #include "../data/sha256.h"
 #include "../reports/report_html.h"
 #include "../reports/report_md.h"
@@ -92,6 +93,19 @@ static int writePlots(const dkv_gather *g, const char *folder, dkv_err *err) {
     return 0;
 }
 
+/* No page may be written over another or over records. */
+static int checkPlaces(const dkv_cli *cli, dkv_err *err) {
+    const char *const names[] = {"--html", "--markdown"}, *const places[] = {cli->html, cli->markdown};
+    for (int k = 0; k < 2; k++) {
+        if (!places[k]) continue;
+        if (!places[k][0] || strcmp(places[k], "-") == 0) return dkv_fail(err, DKV_EUSER, "%s: name a file", names[k]);
+        for (int i = 0; i < cli->n_words; i++)
+            if (dkv_isSameFile(cli->words[i], places[k])) return dkv_fail(err, DKV_EUSER, "%s: '%s' holds the records", names[k], places[k]);
+    }
+    return cli->html && cli->markdown && dkv_isSameFile(cli->html, cli->markdown)
+               ? dkv_fail(err, DKV_EUSER, "report: '%.200s' is named for two things", cli->html) : 0;
+}
+
 int dkv_makeReport(const dkv_cli *cli, dkv_err *err) {
     dkv_gather g = {0};
     int rc = 0;
@@ -101,6 +115,7 @@ int dkv_makeReport(const dkv_cli *cli, dkv_err *err) {
         rc = dkv_fail(err, DKV_EUSER, "report: which records? (a file that --json wrote)");
     else if (!command)
         rc = dkv_fail(err, DKV_EHARNESS, "out of memory for a command");
+    if (!rc) rc = checkPlaces(cli, err);
     for (int i = 0; i < cli->n_words && !rc; i++) rc = gatherFile(&g, cli->words[i], err);
     for (int i = 0; i < g.n_files; i++) records += g.files[i].records;
     if (!rc) saySkipped(&g);

@@ -157,7 +157,10 @@ static void records_replay_and_report(void **state) {
     mustExit(0, "report --markdown $D/a.md $D/a.jsonl");
     readAll("a.md", records, sizeof records);
     assert_non_null(strstr(records, "**OUT_OF_BOUNDS**"));
-    mustExit(0, "report --html $D/a.html $D/a.jsonl");
+    mustExit(2, "report --html $D/a.jsonl $D/a.jsonl");
+    mustExit(2, "report --html $D/x --markdown $D/x $D/a.jsonl");
+    mustExit(2, "report --markdown - $D/a.jsonl");
+    mustExit(0, "report --html $D/a.html $D/a.jsonl"); /* which are still there */
     readAll("a.html", records, sizeof records);
     assert_non_null(strstr(records, "<strong>Not equivalent.</strong> A defect in 3 of 3 cases that ran"));
     mustExit(0, "check shape=5+2x3 dim=8 --kernel emu --json -");

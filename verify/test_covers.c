@@ -81,6 +81,7 @@ static void a_defect_leaves_none(void **state) {
     mustSay(2, "mkfifo $D/q; $B/dualkv certificate $D/s.jsonl --out $D/q", "File exists");
     mustSay(2, "ln -s q $D/l; $B/dualkv certificate $D/s.jsonl --out $D/l", "File exists");
     mustSay(2, "$B/dualkv certificate $D/s.jsonl --out $D", "directory");
+    mustSay(2, "ln $D/s.jsonl $D/t; $B/dualkv certificate $D/s.jsonl --out $D/t", "holds the records");
     mustSay(0, "[ -p $D/q ] && [ -p $D/l ] && touch $D/r && ln -s r $D/k && $B/dualkv certificate $D/s.jsonl --out $D/k && [ -L $D/k ] && [ -s $D/r ]", "");
 }
 
