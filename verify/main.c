@@ -122,7 +122,8 @@ static void frontPage(bool all) {
     printf("dualkv: is a shared-prompt attention kernel exactly standard attention, up to rounding?\n\n");
     for (int i = 0; i < N_COMMANDS; i++)
         if (all || commands[i].front)
-            printf("  dualkv %s%s%s\n      %s\n", commands[i].name, commands[i].usage[0] ? " " : "", commands[i].usage, commands[i].doc);
+            printf("  dualkv %s%s%s\n      %s\n", commands[i].name, commands[i].usage[0] ? " " : "", commands[i].usage,
+                   commands[i].doc);
     if (!all) printf("\nmore: dualkv help --all, dualkv help COMMAND\n");
     printf("\n  dualkv check 'shape=200+3x77 heads=8:2 dim=64 mask=causal' --kernel emu\n");
 }
