@@ -237,6 +237,7 @@ int dkv_cmdCompare(const dkv_cli *cli) {
     }
     if (!dkv_stopRequested) {
         code = dkv_runExit(counts);
+        if (code == DKV_EXIT_OK && counts[DKV_ST_UNSUPPORTED]) code = DKV_EXIT_NOTHING; /* one alone is no comparison */
         if (finish(cli, parties, &err)) code = dkv_complain(&err);
     }
     for (int k = 0; k < 2; k++) {

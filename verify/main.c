@@ -67,7 +67,7 @@ static const dkv_command commands[] = {
      dkv_cmdList},
     {"compare", DKV_CMD_COMPARE, false, "K1 K2 LINE", "two kernels side by side, stage by stage",
      "Both are judged on the same inputs; then where they first part: bits, the largest difference, its place.\n"
-     "Exit: as check's, of both.\n",
+     "Exit: as check's, of both; 3 where one of them refuses.\n",
      dkv_cmdCompare},
     {"bisect", DKV_CMD_BISECT, false, "--good A --bad B --build CMD --kernel K --case LINE", "the commit that broke a kernel",
      "git bisect in a worktree of its own (the repository and its checkout stay as they are): each commit's kernel is built\n"
