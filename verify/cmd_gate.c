@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -131,6 +132,14 @@ static int makeFolder(const char *option, const char *path, dkv_err *err) {
                     errno == EEXIST ? "something else is there" : strerror(errno));
 }
 
+/* Of two runs the second would take the first one's files away. The lock ends with the process. */
+static int lockFolder(const char *path, dkv_err *err) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0; /* not every file system has locks */
+    close(fd);
+    return dkv_fail(err, DKV_EUSER, "--out: another gate is writing into '%s'", path);
+}
+
 static int checkPlace(const char *option, const char *path, dkv_err *err) {
     dkv_err why = {0};
     if (strcmp(path, "-") == 0) return dkv_fail(err, DKV_EUSER, "%s: stdout holds the words; name a file", option);
@@ -166,6 +175,7 @@ static int openPlaces(run *r, dkv_err *err) {
     r->has_was = read && !rc;
     if (!rc && cli->perf) rc = dkv_findBaseline(r, err);
     if (!rc) rc = makeFolder("--out", out, err);
+    if (!rc) rc = lockFolder(out, err);
     if (!rc) rc = checkPlace("--json", r->records, err);
     if (!rc) rc = checkPlace("--html", r->html, err);
     if (!rc && cli->perf) rc = checkPlace("--perf-json", r->perf_path, err);

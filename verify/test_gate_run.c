@@ -210,9 +210,16 @@ static void much_wrong_is_still_short(void **state) {
     mustBeJunit("l/junit.xml");
 }
 
+static void one_run_a_folder(void **state) {
+    (void)state;
+    mustSay(2, "mkdir $D/shared; flock $D/shared $B/dualkv gate shape=3 --kernel emu --time 1s --out $D/shared", "another gate is writing into");
+    mustSay(0, "$B/dualkv gate shape=3 --kernel emu --time 1s --out $D/shared", "records");
+}
+
 int main(void) {
     if (makeDir()) return 1;
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_run_a_folder),
         cmocka_unit_test(each_output_has_its_place),
         cmocka_unit_test(a_full_disk_is_said),
         cmocka_unit_test(a_run_cut_short_leaves_nothing_false),
