@@ -33,11 +33,11 @@ P6;shape=150+3x40 heads=6:2;mask;last 86 rows.*keys 64-127;miss key 64
 P7;shape=110+4x33 heads=4:2 dim=48;delta;the first row of the responses;
 P8;shape=160+2x64 heads=8:2;o/pv;O is wrong.*of the responses, all 8 heads;0.99
 P9;shape=90+3x50 heads=4:1 dlse=on;mask;response 1,;see key 0 of response .segment 1.
-P10;shape=100+2x75 heads=4:2 dim=96 alibi=on;dq;last, partial tile of (16 to )?32 rows;hold.*row
+P10;shape=100+2x75 heads=4:2 dim=96 alibi=on;dq;last, partial tile of (16 to )?32 rows;rows of dQ hold others
 P11;shape=80+2x40/80+2x40 heads=4:2;dk/reduce;group 1;16 bit
 P12;shape=70+3x50 heads=4:2 mask=window:64;dq;all 4 heads, dim 17;
 P13;shape=80+2x(30+2x20),25 heads=4:2;mask;every row of the responses, all 4 heads;X4 and Y9
-P14;shape=100+3x50 heads=4:2 sinklogit=0.5;sum reduce;the last response;Y18 and X14
+P14;shape=100+3x50 heads=4:2 sinklogit=0.5;sum reduce;the last response;Y18 and (X14|segment 3 without the keys of 0)
 P15;shape=100+2x60 heads=6:2 softcap=3;ds reduce;response-response;Y2 and G3|G3 and Y2
 END
 echo "$right of $all: stage and region right; a wrong cause claimed: $wrong"
