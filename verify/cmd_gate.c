@@ -132,10 +132,14 @@ static int makeFolder(const char *option, const char *path, dkv_err *err) {
                     errno == EEXIST ? "something else is there" : strerror(errno));
 }
 
-/* Of two runs the second would take the first one's files away. The lock ends with the process. */
+/* Of two runs the second would take the first one's files away. The lock ends with the process, and with its workers: those
+ * of a killed run take a moment to notice. */
 static int lockFolder(const char *path, dkv_err *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0; /* not every file system has locks */
+    for (int i = 0; i < 30; i++) {
+        if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0; /* not every file system has locks */
+        usleep(100000);
+    }
     close(fd);
     return dkv_fail(err, DKV_EUSER, "--out: another gate is writing into '%s'", path);
 }
