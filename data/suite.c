@@ -67,8 +67,9 @@ static int open_suite(const char *name, char path[PATH_MAX], FILE **f, dkv_err *
     if (n >= PATH_MAX) return dkv_fail(err, DKV_EUSER, "%.80s...: the path is too long", name);
     *f = fopen(path, "rbe");
     if (!*f && named && stat(dkv_dataDir(), &st))
-        return dkv_fail(err, DKV_EUSER, "suite '%s': there is no folder %s; DUALKV_DATA names the one with suites/, corpus/ and "
-                        "recorded/", name, dkv_dataDir());
+        return dkv_fail(err, DKV_EUSER,
+                        "suite '%s': there is no folder %s; DUALKV_DATA names the one with suites/, corpus/ and recorded/",
+                        name, dkv_dataDir());
     if (!*f && named)
         return dkv_fail(err, DKV_EUSER, "unknown suite '%s' (`dualkv list suites` names them; %s: %s)", name, path,
                         strerror(errno));

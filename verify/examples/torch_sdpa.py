@@ -1,4 +1,5 @@
-"""Backends of PyTorch's scaled_dot_product_attention, one sequence a response: flash (FLASH_ATTENTION), cudnn (CUDNN_ATTENTION).
+"""Backends of PyTorch's scaled_dot_product_attention, one sequence a response: flash (FLASH_ATTENTION) and
+cudnn (CUDNN_ATTENTION).
 
     dualkv check ci --kernel verify/examples/torch_sdpa.py:flash --kernel verify/examples/torch_sdpa.py:cudnn
 """
