@@ -23,7 +23,7 @@ typedef struct variant {
 
 static void fit(const char *spec, const char *word, dualkv_dtype type, dkv_fits *out) {
     dkv_kernel_spec k;
-    dkv_err err = {0};
+    dkv_err err = {DKV_OK, ""};
     if (dkv_parseKernelSpec(spec, &k, &err) ||
         dkv_fitKernel(&k, word, 1u << type, 120, dkv_dataDir(), out, &err))
         fail_msg("%s: %s", spec, err.text);
