@@ -29,7 +29,7 @@ static void fit(const char *spec, const char *word, dualkv_dtype type, dkv_fits 
         fail_msg("%s: %s", spec, err.text);
 }
 
-/* At least 95 of 100, as the issue asks. */
+/* At least 95 of 100. */
 static void mustBeNamed(const variant *variants, int n) {
     int right = 0;
     for (int i = 0; i < n; i++) {

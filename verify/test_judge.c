@@ -231,8 +231,8 @@ static void test_refuses(void **state) {
     closeTrial(&t);
 }
 
-/* The emulated kernel on real fills: no alarm, and a twin that predicts it (0.8 to 1.15 is what the issue
- * asks; a small case is allowed its scatter). */
+/* The emulated kernel on real fills: no alarm, and a twin that predicts it (rms z of 0.8 to 1.15;
+ * a small case is allowed its scatter). */
 static void test_fills(void **state) {
     (void)state;
     static const char *const fills[] = {"normal", "hot",        "cold",    "outlier",

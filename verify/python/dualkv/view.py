@@ -67,7 +67,9 @@ class View:
             return below & ((k > p - self.window) | (k < self.window_sinks))
         if self.mask == "chunk":
             return below & (p // self.chunk == k // self.chunk)
-        return below
+        if self.mask in ("causal", "block"):  # of block, the kept ones: see visible
+            return below
+        raise _lib.DualKVError(f"mask={self.mask} has no rule here")
 
     def kept_blocks(self, blocks: int) -> Bools:
         """mask=block: [blocks, blocks], which blocks of positions are kept (dualkv_block_kept)."""

@@ -3,6 +3,7 @@
 import ctypes
 import doctest
 import os
+import subprocess
 import pickle
 import unittest
 
@@ -177,6 +178,10 @@ class Library(unittest.TestCase):
 
     def test_structures_have_the_size_that_the_library_says(self):
         self.assertEqual(dualkv.Problem("shape=4").view().size, ctypes.sizeof(_lib.CProblem))
+
+    def test_masks_are_the_programs(self):
+        said = subprocess.run([str(_lib.program_path()), "list", "masks"], capture_output=True, text=True, check=True)
+        self.assertEqual(_lib.MASKS, tuple(row.split()[0].split(":")[0] for row in said.stdout.splitlines()))
 
 
 def load_tests(loader, tests, pattern):
