@@ -22,4 +22,10 @@ static inline double dkv_numberOf(const cJSON *o, const char *key, double otherw
     return strcmp(s, "inf") == 0 ? INFINITY : strcmp(s, "-inf") == 0 ? -INFINITY : NAN;
 }
 
+/* Adds it as dkv_numberOf reads it. */
+static inline void dkv_addNumber(cJSON *o, const char *key, double x) {
+    if (isfinite(x)) cJSON_AddNumberToObject(o, key, x);
+    else cJSON_AddStringToObject(o, key, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
+}
+
 #endif

@@ -5,8 +5,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "../ref/clock.h"
 #include "../verify/version.h"
 
 typedef struct pool {
@@ -18,12 +18,6 @@ typedef struct pool {
     bool over;
     int threads; /* of one oracle */
 } pool;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* sum over n >= 0 of 1/((n+2) ln^2(n+2)) = 2.1097...: below 2.2. */
 double dkv_fuzzLevel(double budget, uint64_t n) {
@@ -45,7 +39,7 @@ static bool takeNumber(pool *p, uint64_t *n) {
     bool found = false;
     pthread_mutex_lock(&p->lock);
     while (!p->over && !found) {
-        p->over = dkv_stopRequested || (c->cases && p->next >= c->first + c->cases) || now() > p->end;
+        p->over = dkv_stopRequested || (c->cases && p->next >= c->first + c->cases) || dkv_now() > p->end;
         if (p->over) break;
         *n = p->next++;
         found = *n % c->shards == c->shard && !(*n < c->n_done && c->done[*n / 8] >> (*n % 8) & 1);
@@ -128,7 +122,7 @@ void dkv_runCampaign(dkv_campaign *c) {
     int cores = dkv_hostCores(), jobs = c->jobs > 0 ? c->jobs : cores, started = 0;
     pool p = {.c = c, .next = c->first, .confirm = c->confirm};
     pthread_t *threads = calloc((size_t)jobs, sizeof *threads);
-    p.end = c->seconds > 0 ? now() + c->seconds : INFINITY;
+    p.end = c->seconds > 0 ? dkv_now() + c->seconds : INFINITY;
     p.threads = cores / jobs > 1 ? cores / jobs : 1;
     memset(c->counts, 0, sizeof c->counts);
     c->finished = 0;

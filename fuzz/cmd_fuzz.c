@@ -3,10 +3,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../data/suite.h"
+#include "../ref/clock.h"
 #include "../verify/cli.h"
 #include "../verify/record.h"
 #include "../verify/session.h"
@@ -145,12 +145,6 @@ static int parseOptions(const dkv_cli *cli, dkv_campaign *c, dkv_profile *profil
     return cli->has_peer ? dkv_probeKernels(&cli->peer, 1, cli->timeout, NULL, err) : 0;
 }
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 int dkv_cmdFuzz(const dkv_cli *cli) {
     static show s;
     dkv_campaign c;
@@ -189,9 +183,9 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
     dkv_nameArithmetic(cli->arithmetic);
     if (!cli->quiet) dkv_sayFits(c.kernel->text, &fits, s.out);
     dkv_catchSignals();
-    double start = now();
+    double start = dkv_now();
     dkv_runCampaign(&c);
-    const double took = now() - start;
+    const double took = dkv_now() - start;
     if (!c.stopped) dkv_closeRemote(&remote);
     for (int i = 0; i < DKV_ST_N; i++) counts[i] = c.counts[i] + s.log.counts[i];
     saySummary(&s, &c, counts, took);

@@ -2,9 +2,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "../data/suite.h"
+#include "../ref/clock.h"
 #include "../verify/cli.h"
 #include "../verify/record.h"
 #include "../verify/select.h"
@@ -63,12 +63,6 @@ static int fitArithmetic(const dkv_cli *cli, dkv_fits *fits, dkv_err *err) {
     return rc;
 }
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 int dkv_cmdShrink(const dkv_cli *cli) {
     dkv_problem p;
     dkv_err err = {0};
@@ -93,7 +87,7 @@ int dkv_cmdShrink(const dkv_cli *cli) {
     if (cli->arithmetic) s.options.fits = &fits;
     s.result = malloc(sizeof *s.result);
     dkv_catchSignals();
-    double start = now();
+    double start = dkv_now();
     int rc = s.result ? dkv_shrinkLine(&p, &s, &err) : dkv_fail(&err, DKV_EHARNESS, "out of memory");
     dkv_freeProblem(&p);
     if (rc) {
@@ -104,7 +98,7 @@ int dkv_cmdShrink(const dkv_cli *cli) {
     if (cli->quiet)
         printf("%s\n", s.line);
     else
-        sayShrunk(&s, line, now() - start);
+        sayShrunk(&s, line, dkv_now() - start);
     free(s.result);
     return dkv_stopRequested ? 128 + dkv_stopRequested : DKV_EXIT_OK;
 }

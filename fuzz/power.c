@@ -5,21 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "../data/fill.h"
+#include "../ref/clock.h"
 #include "../ref/emu.h"
 #include "../verify/version.h"
 #include "power_impl.h"
 
 #define SHRINK_SECONDS 60
 #define CLEAN_BLOCK 20 /* cases of one task */
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 int dkv_faultySpec(const dkv_power *p, int i, dkv_kernel_spec *out, dkv_err *err) {
     char text[DKV_SPEC_MAX + 40];
@@ -107,7 +101,7 @@ static int runHunt(dkv_power *p, long task, dkv_err *err) {
     dkv_worker w;
     int rc = r ? dkv_faultySpec(p, fault, &spec, err) : dkv_fail(err, DKV_EHARNESS, "out of memory");
     if (!rc) rc = dkv_openSampler(p->profile, p->seed + (uint64_t)seed, &sampler, err);
-    double start = now();
+    double start = dkv_now();
     if (!rc) dkv_initWorker(&w, &spec, p->timeout);
     for (uint64_t n = 0; n < p->cases && !rc && !h->found[0] && !dkv_stopRequested; n++) {
         dkv_problem problem;
@@ -119,7 +113,7 @@ static int runHunt(dkv_power *p, long task, dkv_err *err) {
         h->cases[0] = n + 1;
         h->found[0] = found > 0;
     }
-    h->seconds = now() - start;
+    h->seconds = dkv_now() - start;
     if (h->found[0]) {
         h->reason = dkv_reasonOf(r);
         memcpy(h->line, r->line, sizeof h->line);
@@ -199,7 +193,7 @@ static int runShrink(dkv_power *p, long task, dkv_err *err) {
     int rc = r ? dkv_faultySpec(p, (int)task, &spec, err) : dkv_fail(err, DKV_EHARNESS, "out of memory");
     if (!rc) rc = dkv_parseProblem(f->hunts[seed].line, dkv_knownFill, &problem, err);
     if (!rc) {
-        double start = now();
+        double start = dkv_now();
         dkv_shrinking s = {.kernel = &spec,
                            .options = optionsFor(p, 1e-8),
                            .timeout = p->timeout,
@@ -209,7 +203,7 @@ static int runShrink(dkv_power *p, long task, dkv_err *err) {
         if (!dkv_shrinkLine(&problem, &s, &why)) memcpy(f->shrunk, s.line, sizeof f->shrunk);
         dkv_freeProblem(&problem);
         f->trials = s.trials;
-        f->shrink_seconds = now() - start;
+        f->shrink_seconds = dkv_now() - start;
         if (f->shrunk[0] && !dkv_parseProblem(f->shrunk, dkv_knownFill, &problem, err)) {
             for (int32_t i = 0; i < problem.n_nodes; i++) f->segments += problem.nodes[i].len > 0;
             f->heads = problem.hq;
@@ -262,9 +256,9 @@ int dkv_runPower(dkv_power *p, dkv_err *err) {
     if (rc) return rc;
     openblas_set_num_threads(1); /* parallel over cases */
     runTasks(p, "planted faults", runHunt, (long)p->n_faults * p->seeds);
-    double start = now();
+    double start = dkv_now();
     runTasks(p, "clean kernel", runClean, ((long)p->cases + CLEAN_BLOCK - 1) / CLEAN_BLOCK * p->seeds);
-    p->clean_seconds = now() - start;
+    p->clean_seconds = dkv_now() - start;
     if (p->n_suite) runTasks(p, "suite", runSuite, p->n_faults);
     if (p->shrink) runTasks(p, "shrinking", runShrink, p->n_faults);
     if (p->matrix) runTasks(p, "usual rules", runMatrix, p->jobs);

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "../ref/clock.h"
 #include "simplify.h"
 
 #define FIRST_TRIES 5 /* of the line that is given */
@@ -16,12 +16,6 @@ typedef struct memory { /* of lines that did not fail for the reason: hashes, op
     uint64_t hash[2 * SEEN_MAX];
     int n;
 } memory;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Was the line there before? Remembers it. Two lines of one hash cost no more than a step not taken. */
 static bool wasSeen(memory *m, const char *line) {
@@ -95,7 +89,7 @@ static int passOnce(dkv_shrinking *s, memory *m, double end, dkv_problem *p) {
     for (int i = 0; list && i < n; i++) {
         dkv_problem q;
         char line[DKV_LINE_MAX + 1];
-        if (dkv_stopRequested || now() > end) {
+        if (dkv_stopRequested || dkv_now() > end) {
             free(list);
             return -1;
         }
@@ -120,7 +114,7 @@ static int passOnce(dkv_shrinking *s, memory *m, double end, dkv_problem *p) {
 int dkv_shrinkLine(const dkv_problem *first, dkv_shrinking *s, dkv_err *err) {
     dkv_problem p = {0};
     memory *m = calloc(1, sizeof *m);
-    double end = s->seconds > 0 ? now() + s->seconds : INFINITY;
+    double end = s->seconds > 0 ? dkv_now() + s->seconds : INFINITY;
     int rc = m ? dkv_copyProblem(first, &p, err) : dkv_fail(err, DKV_EHARNESS, "out of memory"), taken;
     s->trials = 0;
     s->tries = 1;

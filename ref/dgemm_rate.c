@@ -1,17 +1,11 @@
 /* dgemm_rate.c: what this machine's dgemm reaches, for the ratio that `dualkv bench` prints. */
 #include <cblas.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "clock.h"
 #include "reference.h"
 
 #define N 2048
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static int compare(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -26,12 +20,12 @@ double dkv_dgemmRate(int threads, double seconds) {
     if (!x) return 0;
     for (size_t i = 0; i < 3 * n; i++) x[i] = (double)(i * 2654435761u % 1009) * 0x1p-9 - 1;
     if (threads > 0) openblas_set_num_threads(threads);
-    start = now();
-    while (runs < MOST && (runs < 3 || now() - start < seconds)) {
-        double t = now();
+    start = dkv_now();
+    while (runs < MOST && (runs < 3 || dkv_now() - start < seconds)) {
+        double t = dkv_now();
         cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, N, N, N, 1.0, x, N, x + n, N, 0.0,
                     x + 2 * n, N);
-        took[runs++] = now() - t;
+        took[runs++] = dkv_now() - t;
     }
     openblas_set_num_threads(had);
     qsort(took, (size_t)runs, sizeof *took, compare);

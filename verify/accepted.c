@@ -20,11 +20,6 @@
 #define SUM_KEY ",\"sum\":\""
 enum { SUM_DIGITS = 16, SUM_TAIL = sizeof SUM_KEY - 1 + SUM_DIGITS + 2 }; /* with `"}` */
 
-static void addNumber(cJSON *o, const char *key, double x) {
-    if (isfinite(x)) cJSON_AddNumberToObject(o, key, x);
-    else cJSON_AddStringToObject(o, key, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
-}
-
 /* A whole number of a field that may hold anything. */
 static int64_t wholeOf(double x) { return x >= -9e15 && x <= 9e15 ? (int64_t)x : 0; }
 
@@ -150,6 +145,13 @@ const dkv_accepted_row *dkv_findAccepted(const dkv_accepted *a, const char *line
 
 /* ---- writing ---- */
 
+void dkv_addArithmetic(cJSON *o, const char *key, const dualkv_arithmetic *a) {
+    cJSON *n = cJSON_AddObjectToObject(o, key);
+#define ADD(field, looser) dkv_addNumber(n, #field, (double)a->field);
+    DKV_ARITHMETIC_FIELDS(ADD)
+#undef ADD
+}
+
 static cJSON *makeRow(const dkv_accepted_row *r) {
     cJSON *o = cJSON_CreateObject(), *tensors;
     cJSON_AddStringToObject(o, "line", r->line);
@@ -157,22 +159,19 @@ static cJSON *makeRow(const dkv_accepted_row *r) {
     if (r->why[0] && r->status == DKV_ST_UNSUPPORTED) cJSON_AddStringToObject(o, "why", r->why);
     if (r->bits[0]) cJSON_AddStringToObject(o, "bits", r->bits);
     if (!r->judged) return o;
-    addNumber(o, "level", r->level);
+    dkv_addNumber(o, "level", r->level);
     cJSON_AddBoolToObject(o, "declared", r->declared);
     cJSON_AddBoolToObject(o, "counted", r->counted);
-    cJSON *n = cJSON_AddObjectToObject(o, "arithmetic");
-#define ADD(field, looser) addNumber(n, #field, (double)r->a.field);
-    DKV_ARITHMETIC_FIELDS(ADD)
-#undef ADD
+    dkv_addArithmetic(o, "arithmetic", &r->a);
     tensors = cJSON_AddObjectToObject(o, "tensors");
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
         if (!r->tensor[id].there) continue;
         cJSON *t = cJSON_AddObjectToObject(tensors, dkv_tensorName((dkv_tensor_id)id));
         if (!isnan(r->tensor[id].rms)) {
-            addNumber(t, "rms", r->tensor[id].rms);
-            addNumber(t, "dof", r->tensor[id].dof);
+            dkv_addNumber(t, "rms", r->tensor[id].rms);
+            dkv_addNumber(t, "dof", r->tensor[id].dof);
         }
-        addNumber(t, "ratio", r->tensor[id].ratio);
+        dkv_addNumber(t, "ratio", r->tensor[id].ratio);
     }
     return o;
 }
@@ -203,10 +202,10 @@ static cJSON *makeHead(const dkv_accepted *a, const char *hex) {
     cJSON_AddStringToObject(o, "oracle", a->oracle);
     cJSON_AddStringToObject(o, "commit", a->commit);
     cJSON_AddStringToObject(o, "device", a->device);
-    addNumber(o, "cases", (double)a->n);
+    dkv_addNumber(o, "cases", (double)a->n);
     cJSON *c = cJSON_AddObjectToObject(o, "counts");
     for (int i = 0; i < DKV_ST_N; i++)
-        if (counts[i]) addNumber(c, dkv_statusRow((dkv_status)i)->name, (double)counts[i]);
+        if (counts[i]) dkv_addNumber(c, dkv_statusRow((dkv_status)i)->name, (double)counts[i]);
     cJSON_AddStringToObject(o, "sha256", hex);
     return o;
 }

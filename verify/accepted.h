@@ -25,6 +25,10 @@
     F(key_order, 0) F(exp_error, 1) F(log_error, 1) F(tanh_error, 1) F(flushes, 1)               \
     F(partial_of, 1) F(row_block, 0) F(row_block2, 0) F(row_from2, 0) F(row_block3, 0) F(row_from3, 0) F(dq_block, 0)
 
+struct cJSON;
+/* These fields of an arithmetic, as an object. */
+void dkv_addArithmetic(struct cJSON *o, const char *key, const dualkv_arithmetic *a);
+
 typedef struct dkv_accepted_row {
     char *line, *why;  /* owned; why: of what did not pass; in the file of refusals only */
     const char *excused; /* of this run: the reason of the waiver that excuses the defect (borrowed), or NULL */

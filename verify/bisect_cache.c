@@ -16,36 +16,28 @@ static const char *const build_names[DKV_BUILD_N] = {"built", "did not build", "
 
 const char *dkv_buildName(dkv_build_state s) { return build_names[s]; }
 
-static void addNumber(cJSON *o, const char *key, double x) {
-    if (isfinite(x)) cJSON_AddNumberToObject(o, key, x);
-    else cJSON_AddStringToObject(o, key, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
-}
-
 /* ---- rows ---- */
 
 static void addCase(cJSON *o, const dkv_bisect_row *row) {
     cJSON_AddStringToObject(o, "line", row->line);
     cJSON_AddNumberToObject(o, "run", row->run);
     cJSON_AddStringToObject(o, "status", dkv_statusRow(row->status)->name);
-    addNumber(o, "seconds_forward", row->forward);
-    addNumber(o, "seconds_backward", row->backward);
+    dkv_addNumber(o, "seconds_forward", row->forward);
+    dkv_addNumber(o, "seconds_backward", row->backward);
     if (!row->judged) return;
     cJSON *tensors = cJSON_AddObjectToObject(o, "tensors");
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
         const dkv_bisect_stat *s = &row->tensor[id];
         if (!s->there) continue;
         cJSON *t = cJSON_AddObjectToObject(tensors, dkv_tensorName((dkv_tensor_id)id));
-        addNumber(t, "max_bound_ratio", s->ratio);
+        dkv_addNumber(t, "max_bound_ratio", s->ratio);
         if (!s->twin) continue;
-        addNumber(t, "twin_rms", s->rms);
-        addNumber(t, "twin_mean", s->mean);
-        addNumber(t, "twin_gain", s->gain);
-        addNumber(t, "rms_dof", s->dof);
+        dkv_addNumber(t, "twin_rms", s->rms);
+        dkv_addNumber(t, "twin_mean", s->mean);
+        dkv_addNumber(t, "twin_gain", s->gain);
+        dkv_addNumber(t, "rms_dof", s->dof);
     }
-    cJSON *a = cJSON_AddObjectToObject(o, "arithmetic_numbers");
-#define ADD(field, looser) addNumber(a, #field, (double)row->arithmetic.field);
-    DKV_ARITHMETIC_FIELDS(ADD)
-#undef ADD
+    dkv_addArithmetic(o, "arithmetic_numbers", &row->arithmetic);
     cJSON_AddBoolToObject(o, "declared", row->declared);
     if (row->partial) cJSON_AddTrueToObject(o, "partial");
     if (row->profile[0]) cJSON_AddStringToObject(o, "profile", row->profile);

@@ -9,21 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "../ref/clock.h"
 #include "guard.h"
 #include "worker.h"
 
 extern char **environ;
 
 enum { CHUNK = 1 << 16, LOOK_MS = 50 };
-
-double dkv_monotonic(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* The last bytes of a stream. */
 typedef struct tail {
@@ -101,7 +95,7 @@ static int start(const dkv_program *p, int out, int errs, int in, pid_t *pid, dk
 
 /* Reads until the program has ended; kills its group when its time is over. */
 static void attend(dkv_program *p, pid_t pid, struct pollfd fds[2], tail tails[2]) {
-    const double begun = dkv_monotonic();
+    const double begun = dkv_now();
     int status = 0;
     bool killed = false;
     for (;;) {
@@ -113,7 +107,7 @@ static void attend(dkv_program *p, pid_t pid, struct pollfd fds[2], tail tails[2
         }
         pid_t got = waitpid(pid, &status, WNOHANG);
         if (got == pid || (got < 0 && errno != EINTR)) break;
-        p->timed_out |= !killed && p->timeout > 0 && dkv_monotonic() - begun > p->timeout;
+        p->timed_out |= !killed && p->timeout > 0 && dkv_now() - begun > p->timeout;
         p->stopped |= !killed && !p->heedless && dkv_stopRequested;
         if (!killed && (p->timed_out || p->stopped)) {
             kill(-pid, SIGKILL);
@@ -128,7 +122,7 @@ static void attend(dkv_program *p, pid_t pid, struct pollfd fds[2], tail tails[2
             if (poll(&one, 1, 0) <= 0 || !drain(p, fds[i].fd, i == 0 && !p->ends_only ? NULL : &tails[i])) break;
         }
     p->code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    p->seconds = dkv_monotonic() - begun;
+    p->seconds = dkv_now() - begun;
 }
 
 /* A file without a name that holds the input; -1 where there is none. */

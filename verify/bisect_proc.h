@@ -36,6 +36,5 @@ void dkv_freeProgram(dkv_program *p);
 void dkv_lastLine(const char *text, char *out, size_t n);
 /* The first that speaks of an error, as of a build; the last, where none does. */
 void dkv_errorLine(const char *text, char *out, size_t n);
-double dkv_monotonic(void);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../data/fields.h"
 #include "bisect_proc.h"
 #include "record.h"
 #include "version.h"
@@ -269,11 +270,6 @@ int dkv_drawBisection(const dkv_bisection *h, const char *path, dkv_err *err) {
 
 /* ---- JSON ---- */
 
-static void addNumber(cJSON *o, const char *key, double x) {
-    if (isfinite(x)) cJSON_AddNumberToObject(o, key, x);
-    else cJSON_AddStringToObject(o, key, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
-}
-
 static char *finish(cJSON *o) {
     char *text = cJSON_PrintUnformatted(o);
     cJSON_Delete(o);
@@ -294,9 +290,9 @@ char *dkv_printTested(const dkv_bisection *h, const dkv_tested *t) {
     cJSON_AddStringToObject(o, "verdict", verdicts[r->verdict]);
     cJSON_AddStringToObject(o, "build", dkv_buildName(r->build));
     cJSON_AddBoolToObject(o, "known", !r->built);
-    addNumber(o, "build_seconds", r->seconds);
+    dkv_addNumber(o, "build_seconds", r->seconds);
     cJSON_AddStringToObject(o, "metric", name);
-    addNumber(o, "value", t->value);
+    dkv_addNumber(o, "value", t->value);
     cJSON_AddNumberToObject(o, "runs", r->made);
     cJSON_AddNumberToObject(o, "failed", r->failed);
     cJSON_AddStringToObject(o, "why", r->why);
@@ -320,9 +316,9 @@ static void addStep(cJSON *o, const dkv_bisection *h, const dkv_tested *first) {
     if (stat) cJSON_AddStringToObject(o, "diffstat", stat);
     if (last) {
         cJSON_AddStringToObject(o, "last_good", last->info.id);
-        addNumber(o, "before", last->value);
+        dkv_addNumber(o, "before", last->value);
     }
-    addNumber(o, "after", first->value);
+    dkv_addNumber(o, "after", first->value);
     free(stat);
 }
 
@@ -347,12 +343,12 @@ char *dkv_printAnswer(const dkv_bisection *h) {
     cJSON_AddNumberToObject(o, "runs", h->runs_made);
     cJSON_AddStringToObject(o, "metric", name);
     if (h->metric) {
-        addNumber(o, "accepted", h->interval.at);
-        addNumber(o, "low", h->interval.low);
-        addNumber(o, "high", h->interval.high);
+        dkv_addNumber(o, "accepted", h->interval.at);
+        dkv_addNumber(o, "low", h->interval.low);
+        dkv_addNumber(o, "high", h->interval.high);
         cJSON_AddStringToObject(o, "line", h->trying->lines[h->line]);
     }
-    addNumber(o, "error_probability",
+    dkv_addNumber(o, "error_probability",
               h->metric ? h->error : h->flaky > 0 ? fmin(1, h->steps * pow(1 - h->flaky, h->runs_made)) : NAN);
     cJSON_AddStringToObject(o, "program", dkv_commit());
     if (first) {

@@ -1,23 +1,17 @@
 #include "case.h"
+#include "../ref/clock.h"
 #include "check.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "../data/fill.h"
 #include "../data/sha256.h"
 #include "../ref/dtype.h"
 #include "../ref/mask.h"
 #include "../ref/partials.h"
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void conclude(dkv_case *c, dkv_status status, const char *why) {
     c->result->status = status;
@@ -321,7 +315,7 @@ static int askToo(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *e
 int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
     dkv_oracle_use *use = &c->result->oracle;
     const dkv_remote *r = c->options->remote;
-    const double start = now();
+    const double start = dkv_now();
     const bool both = r && r->mode == DKV_ORACLE_BOTH;
     bool device = !both && dkv_wantsRemote(r, c->kernel.p, c->kernel.d.memory == DUALKV_CUDA, c->options->threads);
     int rc = device ? askDevice(c, a, twin, err) : 0;
@@ -335,7 +329,7 @@ int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_er
     if (!rc && both) rc = askToo(c, a, twin, err);
     if (!rc && c->kernel.d.replicated) rc = packOracle(c, err);
     use->by = both ? DKV_ORACLE_BOTH : device ? DKV_ORACLE_CUDA : DKV_ORACLE_CPU;
-    use->seconds += now() - start;
+    use->seconds += dkv_now() - start;
     return rc;
 }
 
@@ -549,7 +543,7 @@ void dkv_freeCase(dkv_case *c) {
 }
 
 void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *options, dkv_result *out) {
-    double start = now();
+    double start = dkv_now();
     dkv_case c = {.p = p, .line = out->line, .options = options, .result = out};
     memset(out, 0, sizeof *out);
     snprintf(out->kernel, sizeof out->kernel, "%s", w->spec.text);
@@ -559,7 +553,7 @@ void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *op
     snprintf(out->printed, sizeof out->printed, "%s", w->tail);
     out->gpu = w->gpu;
     dkv_freeCase(&c);
-    out->seconds = now() - start;
+    out->seconds = dkv_now() - start;
 }
 
 /* ---- memory ---- */

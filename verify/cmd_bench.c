@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 
 #include "../data/fill.h"
 #include "../data/suite.h"
+#include "../ref/clock.h"
 #include "../ref/reference.h"
 #include "../ref/mask.h"
 #include "cli.h"
@@ -36,12 +36,6 @@ typedef struct bench {
     char line[DKV_LINE_MAX + 1];
 } bench;
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Peak resident bytes since the last reset. */
 static double peakBytes(bool reset) {
     char row[256];
@@ -61,17 +55,17 @@ static double peakBytes(bool reset) {
 static int timeReference(const bench *b, timing *t, dkv_err *err) {
     dkv_ref_options opt = {.threads = 0};
     dkv_outputs out = {0};
-    double forward[RUNS_MOST], backward[RUNS_MOST], start = now();
+    double forward[RUNS_MOST], backward[RUNS_MOST], start = dkv_now();
     int n = 0, rc = dkv_allocOutputs(&b->l, &out, err);
     peakBytes(true);
-    for (int i = -1; !rc && i < RUNS_MOST && (i < RUNS_LEAST || now() - start < RUNS_SECONDS); i++) {
-        double t0 = now();
+    for (int i = -1; !rc && i < RUNS_MOST && (i < RUNS_LEAST || dkv_now() - start < RUNS_SECONDS); i++) {
+        double t0 = dkv_now();
         rc = dkv_refBlockedForward(b->p, &b->l, &b->in, &opt, &out, err);
-        double t1 = now();
+        double t1 = dkv_now();
         if (!rc && b->p->grad) rc = dkv_refBlockedBackward(b->p, &b->l, &b->in, &opt, &out, err);
         if (i < 0) continue;
         forward[n] = t1 - t0;
-        backward[n++] = now() - t1;
+        backward[n++] = dkv_now() - t1;
     }
     if (!rc) {
         t->forward = dkv_median(forward, n);
@@ -96,9 +90,9 @@ static int timeOracle(const bench *b, timing *t, dkv_err *err) {
     if (!rc && !dkv_arithmeticProfile(0, b->p, &a, &words))
         rc = dkv_fail(err, DKV_EHARNESS, "no arithmetic profile");
     for (int i = 0; i < RUNS_LEAST && !rc; i++) {
-        double t0 = now();
+        double t0 = dkv_now();
         rc = dkv_oracleAll(b->p, &b->l, &b->in, &a, &opt, kernel.o, kernel.lse, &o, err);
-        seconds[i] = now() - t0;
+        seconds[i] = dkv_now() - t0;
     }
     if (!rc) t->oracle = dkv_median(seconds, RUNS_LEAST);
     dkv_freeOutputs(&kernel);
@@ -108,7 +102,7 @@ static int timeOracle(const bench *b, timing *t, dkv_err *err) {
 
 static int timeKernel(const bench *b, dkv_worker *w, timing *t, dkv_err *err) {
     dkv_side side;
-    double forward[RUNS_MOST], backward[RUNS_MOST], start = now();
+    double forward[RUNS_MOST], backward[RUNS_MOST], start = dkv_now();
     int n = 0;
     dkv_outcome o = dkv_openSide(&side, w, b->p, b->line, &b->l, &b->in);
     if (o == DKV_W_OK && side.d.refused) {
@@ -116,7 +110,7 @@ static int timeKernel(const bench *b, dkv_worker *w, timing *t, dkv_err *err) {
         dkv_closeSide(&side);
         return DKV_EREFUSED;
     }
-    for (int i = -1; o == DKV_W_OK && i < RUNS_MOST && (i < 1 || now() - start < RUNS_SECONDS); i++) {
+    for (int i = -1; o == DKV_W_OK && i < RUNS_MOST && (i < 1 || dkv_now() - start < RUNS_SECONDS); i++) {
         dkv_run run;
         o = dkv_runSide(&side, 0, &run);
         dkv_freeRun(&run);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../data/fields.h"
 #include "../data/fill.h"
 #include "../data/suite.h"
 #include "check.h"
@@ -128,13 +129,6 @@ static void sayTable(const party p[2], const difference d[DKV_N_OUTPUTS], FILE *
             p[1].result.seconds_forward, p[0].result.seconds_backward, p[1].result.seconds_backward);
 }
 
-static void addNumber(cJSON *o, const char *key, double x) {
-    if (isfinite(x))
-        cJSON_AddNumberToObject(o, key, x);
-    else
-        cJSON_AddStringToObject(o, key, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
-}
-
 static char *printComparison(const party p[2], const difference d[DKV_N_OUTPUTS], const char *sentence) {
     cJSON *o = cJSON_CreateObject(), *tensors, *cases;
     cJSON_AddStringToObject(o, "comparison", sentence);
@@ -142,9 +136,9 @@ static char *printComparison(const party p[2], const difference d[DKV_N_OUTPUTS]
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
         if (!d[id].both) continue;
         cJSON *t = cJSON_AddObjectToObject(tensors, dkv_tensorName((dkv_tensor_id)id));
-        addNumber(t, "total", (double)d[id].n);
-        addNumber(t, "other_bits", (double)d[id].bits);
-        addNumber(t, "apart", d[id].most);
+        dkv_addNumber(t, "total", (double)d[id].n);
+        dkv_addNumber(t, "other_bits", (double)d[id].bits);
+        dkv_addNumber(t, "apart", d[id].most);
         cJSON_AddStringToObject(t, "where", d[id].where);
     }
     cases = cJSON_AddArrayToObject(o, "cases");

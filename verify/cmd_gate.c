@@ -8,12 +8,12 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../data/replace.h"
 #include "../data/suite.h"
 #include "../fuzz/options.h"
+#include "../ref/clock.h"
 #include "gate_run.h"
 #include "version.h"
 
@@ -22,12 +22,6 @@
 #define CONFIRM        24  /* fuzzed defects that are tried again in a fresh process */
 
 typedef dkv_gate_run run;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- the cases ---- */
 
@@ -383,7 +377,7 @@ static int conclude(run *r, dkv_err *err) {
     r->gate.new_bits = cli->new_bits;
     r->gate.partial = r->interrupted || r->trouble.code;
     r->blind = r->suites && !r->gate.partial ? dkv_countBlind(&r->report.power) : 0;
-    r->seconds = now() - r->start;
+    r->seconds = dkv_now() - r->start;
     int rc = r->gate.partial ? 0 : dkv_checkFloor(&r->gate, &r->now, cli->floor, err);
     if (!rc && r->has_was) rc = dkv_compareAccepted(&r->gate, &r->was, &r->now, err);
     if (rc) return dkv_complain(err);
@@ -449,7 +443,7 @@ int dkv_cmdGate(const dkv_cli *cli) {
     dkv_selection sel = {0};
     dkv_err err = {0};
     double seconds = 0;
-    r = (run){.cli = cli, .start = now()};
+    r = (run){.cli = cli, .start = dkv_now()};
     int rc = prepare(&r, &sel, &seconds, &err);
     if (!rc && cli->annotations) dkv_stopCommands(&r);
     if (!rc) rc = runSuite(&r, &sel, &fits, &session, &err);
@@ -462,7 +456,7 @@ int dkv_cmdGate(const dkv_cli *cli) {
         rc = dkv_timeGate(&r, cli->perf_lines ? &r.perf_lines : &sel, &err);
         if (!rc) rc = dkv_closeRecords(&r.perf_file, &err);
     }
-    double left = seconds > 0 ? seconds - (now() - r.start) : 0;
+    double left = seconds > 0 ? seconds - (dkv_now() - r.start) : 0;
     bool fuzz = !rc && !cli->no_fuzz && !dkv_stopRequested && !r.trouble.code && (seconds > 0 ? left > 0 : cli->cases > 0);
     if (fuzz) rc = runFuzz(&r, left, &fits, &err);
     if (!r.trouble.code) r.interrupted = dkv_stopRequested;

@@ -174,7 +174,7 @@ static void explain(dkv_diag *d) {
         .probe = c->kernel.d.replicated || dkv_isFiles(c->kernel.w) ? NULL : probe,
         .probe_arg = &e,
         .exclude = d->o->exclude,
-        .seconds = fmax(10, (d->o->seconds > 0 ? d->o->seconds : 30) - (dkv_diagNow() - d->start)),
+        .seconds = fmax(10, (d->o->seconds > 0 ? d->o->seconds : 30) - (dkv_now() - d->start)),
         .threads = c->options->threads};
     o->n_hypotheses = dkv_explain(&in, o->hypothesis, DKV_HYPOTHESES_MAX, &err);
     if (o->n_hypotheses >= 0) return;
@@ -195,7 +195,7 @@ static void observe(dkv_case *c, void *arg) {
     dkv_err err = {0};
     if (c->options->nested) return; /* a case between the runs of ours */
     d->c = c;
-    d->start = dkv_diagNow();
+    d->start = dkv_now();
     if (!isValue(c->result->status) || !c->has_oracle || !c->has_got) return;
     repeatRuns(d);
     if (dkv_makeMaps(d, &err))

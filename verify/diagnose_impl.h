@@ -3,6 +3,7 @@
 #ifndef DKV_DIAGNOSE_IMPL_H
 #define DKV_DIAGNOSE_IMPL_H
 
+#include "../ref/clock.h"
 #include "derive.h"
 #include "diagnose.h"
 
@@ -37,7 +38,6 @@ static inline int64_t dkv_mapAt(const dkv_map *m, dkv_tensor_id id, int64_t row,
 static inline bool dkv_isOff(const dkv_diag *d, dkv_tensor_id id) {
     return d->map[id].present && d->map[id].n_off > 0;
 }
-double dkv_diagNow(void);
 /* Is less than this share of the time for runs over? */
 bool dkv_hasTime(const dkv_diag *d, double share);
 

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "../ref/mask.h"
 #include "diagnose_impl.h"
@@ -11,15 +10,9 @@
 
 enum { FEW = 200 }; /* of so many rows one that is off by its noise says nothing */
 
-double dkv_diagNow(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 bool dkv_hasTime(const dkv_diag *d, double share) {
     const double limit = d->o->seconds > 0 ? d->o->seconds : 30;
-    return !dkv_stopRequested && dkv_diagNow() - d->start < share * limit;
+    return !dkv_stopRequested && dkv_now() - d->start < share * limit;
 }
 
 /* Backward of the kernel's own O and LSE, in double. */

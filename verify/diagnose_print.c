@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../data/fields.h"
 #include "diagnose.h"
 #include "record.h"
 
@@ -130,27 +131,20 @@ void dkv_sayDiagnosis(const dkv_diagnosis *d, FILE *f, bool verbose) {
 
 /* ---- JSON ---- */
 
-static void addNumber(cJSON *o, const char *key, double x) {
-    if (isfinite(x))
-        cJSON_AddNumberToObject(o, key, x);
-    else
-        cJSON_AddStringToObject(o, key, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
-}
-
 static void addTensor(cJSON *all, int id, const dkv_tensor_where *w) {
     cJSON *o = cJSON_AddObjectToObject(all, dkv_tensorName((dkv_tensor_id)id));
-    addNumber(o, "rows", (double)w->rows);
-    addNumber(o, "rows_off", (double)w->off);
-    addNumber(o, "rows_outside", (double)w->outside);
-    addNumber(o, "rows_nonfinite", (double)w->nonfinite);
-    addNumber(o, "max_bound_ratio", w->worst);
-    addNumber(o, "twin_rms", w->noise);
-    addNumber(o, "twin_gain", w->gain);
-    addNumber(o, "twin_mean", w->mean);
-    addNumber(o, "factor", w->scaled);
-    addNumber(o, "factor_share", w->scaled_share);
-    addNumber(o, "growth", w->growth);
-    addNumber(o, "growth_chance", w->growth_p);
+    dkv_addNumber(o, "rows", (double)w->rows);
+    dkv_addNumber(o, "rows_off", (double)w->off);
+    dkv_addNumber(o, "rows_outside", (double)w->outside);
+    dkv_addNumber(o, "rows_nonfinite", (double)w->nonfinite);
+    dkv_addNumber(o, "max_bound_ratio", w->worst);
+    dkv_addNumber(o, "twin_rms", w->noise);
+    dkv_addNumber(o, "twin_gain", w->gain);
+    dkv_addNumber(o, "twin_mean", w->mean);
+    dkv_addNumber(o, "factor", w->scaled);
+    dkv_addNumber(o, "factor_share", w->scaled_share);
+    dkv_addNumber(o, "growth", w->growth);
+    dkv_addNumber(o, "growth_chance", w->growth_p);
     cJSON_AddBoolToObject(o, "given_own_o_lse", w->given_own);
     cJSON_AddStringToObject(o, "segments", w->segments);
     cJSON_AddStringToObject(o, "rows_words", w->rows_words);
@@ -174,7 +168,7 @@ static void addSpots(cJSON *o, const dkv_diagnosis *d) {
         cJSON_AddStringToObject(one, "region", s->region);
         cJSON_AddStringToObject(one, "detail", s->detail);
         cJSON_AddBoolToObject(one, "precision", s->precision);
-        addNumber(one, "share", s->share);
+        dkv_addNumber(one, "share", s->share);
         cJSON_AddStringToObject(one, "sentence", s->sentence);
     }
 }
@@ -189,8 +183,8 @@ static void addHypotheses(cJSON *o, const dkv_diagnosis *d) {
         cJSON_AddStringToObject(one, "name", h->name);
         cJSON_AddStringToObject(one, "sentence", h->sentence);
         cJSON_AddStringToObject(one, "evidence", h->evidence);
-        addNumber(one, "share", h->share);
-        addNumber(one, "parameters", h->parameters);
+        dkv_addNumber(one, "share", h->share);
+        dkv_addNumber(one, "parameters", h->parameters);
         cJSON_AddBoolToObject(one, "claimed", h->claimed);
         cJSON_AddBoolToObject(one, "exact", h->exact);
         members = cJSON_AddArrayToObject(one, "members");
@@ -201,14 +195,14 @@ static void addHypotheses(cJSON *o, const dkv_diagnosis *d) {
 
 static void addRepeats(cJSON *o, const dkv_diagnosis *d) {
     cJSON *r = cJSON_AddObjectToObject(o, "repeats");
-    addNumber(r, "runs", d->repeats.runs);
-    addNumber(r, "differing", d->repeats.differing);
+    dkv_addNumber(r, "runs", d->repeats.runs);
+    dkv_addNumber(r, "differing", d->repeats.differing);
     cJSON_AddStringToObject(r, "where", d->repeats.where);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
         if (!d->repeats.elements[id]) continue;
         cJSON *t = cJSON_AddObjectToObject(r, dkv_tensorName((dkv_tensor_id)id));
-        addNumber(t, "elements", (double)d->repeats.elements[id]);
-        addNumber(t, "beyond_bound", d->repeats.beyond[id]);
+        dkv_addNumber(t, "elements", (double)d->repeats.elements[id]);
+        dkv_addNumber(t, "beyond_bound", d->repeats.beyond[id]);
     }
 }
 
@@ -221,7 +215,7 @@ char *dkv_printDiagnosis(const dkv_diagnosis *d) {
     for (int id = 0; id < DKV_N_OUTPUTS; id++)
         if (d->tensor[id].present) addTensor(tensors, id, &d->tensor[id]);
     addRepeats(o, d);
-    addNumber(o, "probes", d->probes);
+    dkv_addNumber(o, "probes", d->probes);
     addHypotheses(o, d);
     cJSON_AddStringToObject(o, "note", d->note);
     cJSON *case_ = record ? cJSON_Parse(record) : NULL;

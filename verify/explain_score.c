@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "../ref/clock.h"
 #include "../ref/dtype.h"
 #include "hypothes.h"
 
@@ -15,13 +15,7 @@
 #define ALIKE 0.01                      /* of the wrong elements may differ between the same */
 #define FINE_WEIGHT 0.2                 /* of the logarithmic measure in the key */
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-double dkv_inquirySeconds(const dkv_inquiry *q) { return now() - q->start; }
+double dkv_inquirySeconds(const dkv_inquiry *q) { return dkv_now() - q->start; }
 
 bool dkv_outOfTime(const dkv_inquiry *q) { return dkv_inquirySeconds(q) > q->seconds; }
 
@@ -67,7 +61,7 @@ int dkv_openInquiry(dkv_inquiry *q, const dkv_explain_in *in, dkv_err *err) {
     int64_t n[DKV_N_OUTPUTS];
     memset(q, 0, sizeof *q);
     q->in = in;
-    q->start = now();
+    q->start = dkv_now();
     q->seconds = in->seconds > 0 ? in->seconds : 10;
     dkv_countOutputs(in->l, n);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {

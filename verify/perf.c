@@ -4,19 +4,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "../data/fill.h"
+#include "../ref/clock.h"
 #include "side.h"
 
 enum { ROUNDS_MOST = 400 };
 #define CLOCK 1e-9 /* seconds: below what any clock here tells apart */
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 int dkv_leastRounds(double level) {
     int n = 1;
@@ -114,8 +108,8 @@ int dkv_compareSpeed(const char *line, const dkv_kernel_spec *const kernel[2], d
     *out = (dkv_perf){0};
     if (!c) return dkv_fail(err, DKV_EHARNESS, "out of memory for timing");
     int rc = openSides(c, line, kernel, timeout, data_dir, err);
-    double start = now();
-    for (int round = -1; !rc && round < ROUNDS_MOST && (round < least || now() - start < seconds); round++) {
+    double start = dkv_now();
+    for (int round = -1; !rc && round < ROUNDS_MOST && (round < least || dkv_now() - start < seconds); round++) {
         int first = round & 1;
         rc = runOnce(c, first, round >= 0, err);
         if (!rc) rc = runOnce(c, !first, round >= 0, err);

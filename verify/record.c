@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../data/fields.h"
 #include "../data/fill.h"
 #include "accepted.h"
 #include "kernel_hash.h"
@@ -88,39 +89,34 @@ void dkv_addBuild(cJSON *o) {
     if (command[0]) cJSON_AddStringToObject(o, "command", command);
 }
 
-static void addNumber(cJSON *o, const char *key, double x) {
-    if (isfinite(x)) cJSON_AddNumberToObject(o, key, x);
-    else cJSON_AddStringToObject(o, key, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
-}
-
 static void addPart(cJSON *o, const dkv_part *p, bool twin) {
-    addNumber(o, "max_bound_ratio", p->max_ratio);
+    dkv_addNumber(o, "max_bound_ratio", p->max_ratio);
     if (twin) {
-        addNumber(o, "twin_rms", p->rms_z);
-        addNumber(o, "twin_rms_limit", p->rms_limit);
-        addNumber(o, "twin_gain", p->gain);
-        addNumber(o, "twin_gain_limit", p->gain_limit);
-        addNumber(o, "twin_mean", p->mean_z);
-        addNumber(o, "rows", p->dof);
-        addNumber(o, "rms_dof", p->rms_dof);
+        dkv_addNumber(o, "twin_rms", p->rms_z);
+        dkv_addNumber(o, "twin_rms_limit", p->rms_limit);
+        dkv_addNumber(o, "twin_gain", p->gain);
+        dkv_addNumber(o, "twin_gain_limit", p->gain_limit);
+        dkv_addNumber(o, "twin_mean", p->mean_z);
+        dkv_addNumber(o, "rows", p->dof);
+        dkv_addNumber(o, "rms_dof", p->rms_dof);
     }
-    addNumber(o, "bad", (double)p->bad);
-    addNumber(o, "nonfinite", (double)p->nonfinite);
-    addNumber(o, "total", (double)p->total);
+    dkv_addNumber(o, "bad", (double)p->bad);
+    dkv_addNumber(o, "nonfinite", (double)p->nonfinite);
+    dkv_addNumber(o, "total", (double)p->total);
 }
 
 static void addWorst(cJSON *o, const dkv_where *w) {
     cJSON *worst = cJSON_AddObjectToObject(o, "worst");
-    addNumber(worst, "group", (double)w->group);
-    addNumber(worst, "segment", (double)w->segment);
-    addNumber(worst, "row", (double)w->row);
-    addNumber(worst, "head", (double)w->head);
-    addNumber(worst, "dim", (double)w->dim);
-    addNumber(worst, "got", w->got);
-    addNumber(worst, "want", w->want);
-    addNumber(worst, "bound", w->bound);
+    dkv_addNumber(worst, "group", (double)w->group);
+    dkv_addNumber(worst, "segment", (double)w->segment);
+    dkv_addNumber(worst, "row", (double)w->row);
+    dkv_addNumber(worst, "head", (double)w->head);
+    dkv_addNumber(worst, "dim", (double)w->dim);
+    dkv_addNumber(worst, "got", w->got);
+    dkv_addNumber(worst, "want", w->want);
+    dkv_addNumber(worst, "bound", w->bound);
     cJSON_AddStringToObject(worst, "region", w->region ? "response" : "prompt");
-    addNumber(worst, "tile_edge", (double)w->tile_edge);
+    dkv_addNumber(worst, "tile_edge", (double)w->tile_edge);
 }
 
 static void addTensors(cJSON *o, const dkv_result *r) {
@@ -131,7 +127,7 @@ static void addTensors(cJSON *o, const dkv_result *r) {
         if (!j->present) continue;
         cJSON *t = cJSON_AddObjectToObject(tensors, dkv_tensorName((dkv_tensor_id)id));
         addPart(t, &j->all, j->twin);
-        if (r->peer[id] > 0) addNumber(t, "error_over_peer", r->peer[id]);
+        if (r->peer[id] > 0) dkv_addNumber(t, "error_over_peer", r->peer[id]);
         cJSON *parts = cJSON_AddObjectToObject(t, "regions");
         for (int k = 0; k < 2; k++)
             if (j->region[k].total)
@@ -149,21 +145,11 @@ static void addChecks(cJSON *o, const dkv_result *r) {
         if (words[r->finding[i].state]) cJSON_AddStringToObject(checks, c->name, words[r->finding[i].state]);
 }
 
-/* The arithmetic by which it was judged, in numbers (ref/dualkv_kernel.h). */
-static void addArithmetic(cJSON *o, const dkv_result *r) {
-    const dualkv_arithmetic *a = &r->arithmetic;
-    cJSON *n = cJSON_AddObjectToObject(o, "arithmetic_numbers");
-#define DKV_ADD_FIELD(field, looser) addNumber(n, #field, (double)a->field);
-    DKV_ARITHMETIC_FIELDS(DKV_ADD_FIELD)
-#undef DKV_ADD_FIELD
-    cJSON_AddBoolToObject(o, "declared", r->declared);
-}
-
 /* To three figures. */
 static void addShort(cJSON *o, const char *key, double x) {
     char text[32];
     snprintf(text, sizeof text, "%.3g", x);
-    addNumber(o, key, strtod(text, NULL));
+    dkv_addNumber(o, key, strtod(text, NULL));
 }
 
 static void addPower(cJSON *o, const dkv_strength *s) {
@@ -171,7 +157,7 @@ static void addPower(cJSON *o, const dkv_strength *s) {
     if (!s->measured) return;
     cJSON *power = cJSON_AddObjectToObject(o, "power"), *strata;
     if (s->sampled) cJSON_AddTrueToObject(power, "sampled");
-    addNumber(power, "longest", s->longest);
+    dkv_addNumber(power, "longest", s->longest);
     addShort(power, "scale_error", dkv_leastScale(s));
     addShort(power, "dK_gain", dkv_leastGain(s, DKV_DK));
     strata = cJSON_AddObjectToObject(power, "strata");
@@ -192,9 +178,9 @@ static void addOracle(cJSON *o, const dkv_oracle_use *u) {
     static const char *const words[] = {NULL, "cpu", "cuda", "both"};
     if (!words[u->by]) return;
     cJSON_AddStringToObject(o, "oracle", words[u->by]);
-    addNumber(o, "oracle_seconds", u->seconds);
-    if (u->by != DKV_ORACLE_CPU) addNumber(o, "oracle_device_seconds", u->device_seconds);
-    if (u->by != DKV_ORACLE_CPU) addNumber(o, "oracle_device_flops", u->flops);
+    dkv_addNumber(o, "oracle_seconds", u->seconds);
+    if (u->by != DKV_ORACLE_CPU) dkv_addNumber(o, "oracle_device_seconds", u->device_seconds);
+    if (u->by != DKV_ORACLE_CPU) dkv_addNumber(o, "oracle_device_flops", u->flops);
     if (u->note[0]) cJSON_AddStringToObject(o, "oracle_note", u->note);
 }
 
@@ -216,16 +202,16 @@ char *dkv_printExcused(const dkv_result *r, const char *reason, const char *unti
         cJSON_AddStringToObject(waiver, "reason", reason);
         cJSON_AddStringToObject(waiver, "until", until);
     }
-    addNumber(o, "seconds", r->seconds);
-    addNumber(o, "seconds_forward", r->seconds_forward);
-    addNumber(o, "seconds_backward", r->seconds_backward);
+    dkv_addNumber(o, "seconds", r->seconds);
+    dkv_addNumber(o, "seconds_forward", r->seconds_forward);
+    dkv_addNumber(o, "seconds_backward", r->seconds_backward);
     addOracle(o, &r->oracle);
     dkv_addDevice(o, &r->gpu);
     dkv_addBuild(o);
     cJSON_AddStringToObject(o, "generator", DKV_GENERATOR);
     cJSON_AddStringToObject(o, "arithmetic", r->judged ? r->arithmetic_words : "");
     if (r->profile[0]) cJSON_AddStringToObject(o, "profile", r->profile);
-    addNumber(o, "level", r->level);
+    dkv_addNumber(o, "level", r->level);
     if (r->file[0]) {
         cJSON_AddStringToObject(o, "file", r->file);
         cJSON_AddStringToObject(o, "sha256", r->file_hash);
@@ -236,10 +222,11 @@ char *dkv_printExcused(const dkv_result *r, const char *reason, const char *unti
             if (r->absent >> id & 1)
                 cJSON_AddItemToArray(absent, cJSON_CreateString(dkv_tensorName((dkv_tensor_id)id)));
     }
-    addNumber(o, "runs", r->runs);
+    dkv_addNumber(o, "runs", r->runs);
     if (r->bits[0]) cJSON_AddStringToObject(o, "bits", r->bits);
     if (r->judged) {
-        addArithmetic(o, r);
+        dkv_addArithmetic(o, "arithmetic_numbers", &r->arithmetic);
+        cJSON_AddBoolToObject(o, "declared", r->declared);
         addTensors(o, r);
         addChecks(o, r);
         addPower(o, &r->strength);

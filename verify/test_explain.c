@@ -8,12 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <cjson/cJSON.h>
 
 #include "../data/fill.h"
 #include "../data/suite.h"
+#include "../ref/clock.h"
 #include "../ref/emu.h"
 #include "check.h"
 #include "explain.h"
@@ -28,12 +28,6 @@ typedef struct question {
     double seconds;
     dkv_err err;
 } question;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* The kernel once more, on other inputs. */
 static int probe(void *arg, const dkv_inputs *in, const dkv_outputs *out) {
@@ -60,7 +54,7 @@ static void ask(dkv_case *c, void *arg) {
     question *w = arg;
     if (!c->has_got || !c->has_oracle) return;
     const dkv_run *run = &c->run[c->judged_run];
-    const double start = now();
+    const double start = dkv_now();
     const dkv_explain_in in = {.p = c->p,
                                .l = &c->packed,
                                .in = &c->in,
@@ -78,7 +72,7 @@ static void ask(dkv_case *c, void *arg) {
                                .seconds = 60,
                                .threads = 1};
     w->n = dkv_explain(&in, w->out, MOST, &w->err);
-    w->seconds = now() - start;
+    w->seconds = dkv_now() - start;
 }
 
 static dkv_status explain(const char *spec, const char *line, question *w) {

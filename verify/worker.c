@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../ref/clock.h"
 #include "pyhost.h"
 #include "guard.h"
 #include "wire.h"
@@ -22,12 +23,6 @@ volatile sig_atomic_t dkv_stopRequested;
 
 enum { CHANNEL_FD = 3, ATTACHED = -1 };
 static volatile sig_atomic_t attached_lost; /* an attached worker has died, or no longer understands */
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 void dkv_initWorker(dkv_worker *w, const dkv_kernel_spec *spec, double timeout) {
     memset(w, 0, sizeof *w);
@@ -115,14 +110,14 @@ void dkv_stopWorker(dkv_worker *w) {
 static void bury(dkv_worker *w, const char *during) {
     int status = 0;
     pid_t got = 0;
-    double give_up = now() + 1.0;
+    double give_up = dkv_now() + 1.0;
     if (w->pid == ATTACHED) {
         snprintf(w->why, sizeof w->why, "the process of the kernel ended, or garbled the harness's channel, %s", during);
         loseAttached(w);
         closeChannel(w);
         return;
     }
-    while ((got = waitpid(w->pid, &status, WNOHANG)) == 0 && now() < give_up)
+    while ((got = waitpid(w->pid, &status, WNOHANG)) == 0 && dkv_now() < give_up)
         nanosleep(&(struct timespec){0, 2000000}, NULL);
     drainOutput(w);
     char last[200], said[240] = "";
@@ -278,10 +273,10 @@ static bool hasEnded(const dkv_worker *w) {
 
 /* Waits for the answer, drains the kernel's output, watches the clock. */
 static dkv_outcome awaitReply(dkv_worker *w, const dkv_request *q, const char *during, dkv_reply *r) {
-    double end = now() + w->timeout;
+    double end = dkv_now() + w->timeout;
     for (;;) {
         struct pollfd p[2] = {{.fd = w->socket, .events = POLLIN}, {.fd = w->output, .events = POLLIN}};
-        double left = end - now();
+        double left = end - dkv_now();
         if (dkv_stopRequested || left <= 0) {
             bool stopped = dkv_stopRequested != 0;
             if (w->pid == ATTACHED) loseAttached(w);
