@@ -31,7 +31,7 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
   MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 .SECONDARY:
-.PHONY: help all test test-unit test-one test-python test-wheel test-browser test-fuzz test-long verify bench deps install bundle wheel wheel-files cuda clean FORCE
+.PHONY: help all test test-unit test-one test-python test-wheel test-browser test-fuzz test-long verify bench deps deps-build install bundle wheel wheel-files cuda clean FORCE
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -43,7 +43,7 @@ $(B)/python:
 	@mkdir -p $(B)
 	ln -sfn $(CURDIR)/verify/python $@
 
-$(B)/obj/%.o: %.c Makefile | deps
+$(B)/obj/%.o: %.c Makefile | deps-build
 	@mkdir -p $(@D)
 	$(call say,cc $<)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
@@ -71,6 +71,7 @@ $(B)/dualkv: $(B)/obj/verify/main.o $(B)/libdualkv.a
 	$(call say,ld $@)
 	$(Q)$(CC) $(LDFLAGS) -rdynamic $^ $(LDLIBS) -o $@
 
+$(TESTS:%=$(B)/obj/%.o): | deps
 $(B)/test/%: $(B)/obj/%.o $(B)/libdualkv.a
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) $^ -lcmocka $(LDLIBS) -o $@
@@ -100,14 +101,12 @@ $(B)/testkernels/fake_cuda.so: verify/testkernels/fake_cuda.c verify/testkernels
 test-one: $(B)/test/$(T) all $(TESTKERNELS) ## one test: make test-one T=ref/test_problem
 	DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/$(T)
 
-# Installs what is missing, once, where it may.
-DEPS := libopenblas-dev libcmocka-dev librandom123-dev libcjson-dev libsqlite3-dev python3-numpy python3-yaml gnuplot-nox libxml2-utils
-deps: ## install the packages that are needed (Debian, Ubuntu)
-	@if ! printf '#include <stdarg.h>\n#include <stddef.h>\n#include <setjmp.h>\n#include <stdint.h>\n#include <cmocka.h>\n#include <cblas.h>\n#include <cjson/cJSON.h>\n#include <sqlite3.h>\n#include <Random123/philox.h>\n' \
-	    | $(CC) -fsyntax-only -xc - 2>/dev/null || ! command -v xmllint >/dev/null || ! /usr/bin/python3 -c 'import yaml' 2>/dev/null; then \
-	  echo "installing $(DEPS)"; S=; [ "$$(id -u)" = 0 ] || S=sudo; \
-	  $$S apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$S apt-get install -y -qq --no-install-recommends $(DEPS) >/dev/null \
-	  || { echo "cannot install; please install: $(DEPS)" >&2; exit 1; }; fi
+# Installs what is missing, once, where it may; else names it.
+DEPS = CC='$(CC)' CPPFLAGS='$(filter -I%,$(CPPFLAGS))' LDFLAGS='$(LDFLAGS)' .ci/deps.sh
+deps: deps-build ## install the packages that are needed (Debian, Ubuntu)
+	@$(DEPS) test
+deps-build: # what the program itself needs
+	@$(DEPS) build
 
 # The tests of one build, each its own program, one a core; prints "N passed, N failed".
 define RUN_ONE
@@ -124,7 +123,7 @@ test-unit: $(TESTS:%=$(B)/test/%) all $(TESTKERNELS) ## unit tests of one build 
 
 # A Python that can import NumPy.
 FIND_PYTHON = for p in $(PYTHON) python3 /usr/bin/python3; do $$p -c 'import numpy' 2>/dev/null && break; done
-test-python: all ## tests of the Python package (PYTHON=… names the interpreter; it needs NumPy)
+test-python: all deps ## tests of the Python package (PYTHON=… names the interpreter; it needs NumPy)
 	@$(FIND_PYTHON); DUALKV_DATA=$(CURDIR)/data PYTHONPATH=$(abspath $(B))/python PYTHONDONTWRITEBYTECODE=1 \
 	  $$p -W error -m unittest discover -s verify/python/tests
 
@@ -154,12 +153,15 @@ test-long: all $(B)/testkernels/planted.so $(B)/test/verify/test_gate_repo $(B)/
 	DUALKV_GATE_FULL=1 DUALKV_DATA=data DUALKV_BUILD=$(B) $(B)/test/verify/test_gate_repo
 	DUALKV_DATA=data fuzz/unseen.sh $(B)/dualkv $(B)/testkernels/planted.so $(B)/long/unseen
 
-# Where there is a GPU, its kernel beside the emulated one.
-verify: all $(if $(wildcard /dev/nvidia0),cuda) ## judge the kernels on suite ci and on recorded activations: records, report.html and report.md
+# Where there is a GPU, its kernel beside the emulated one. BUNDLE=DIR: by the program of `make bundle` that lies there,
+# nothing is built.
+BUILT = $(or $(BUNDLE),$(B))
+verify: $(if $(BUNDLE),,all $(if $(wildcard /dev/nvidia0),cuda)) ## judge the kernels on suite ci and on recorded activations: records, report.html and report.md (BUNDLE=DIR: by what `make bundle` made elsewhere)
 	@mkdir -p $(B)/verify
-	$(Q)gpu=; if $(B)/dualkv list device >$(B)/verify/device.txt 2>/dev/null; then gpu='device --kernel cuda'; fi; \
-	DUALKV_DATA=data $(B)/dualkv check ci recorded --kernel emu $$gpu --json $(B)/verify/records.jsonl; s=$$?; \
-	$(B)/dualkv report --html $(B)/verify/report.html --markdown $(B)/verify/report.md --plots $(B)/verify/plots \
+	$(Q)gpu=; if $(BUILT)/dualkv list device >$(B)/verify/device.txt 2>&1; then gpu='device --kernel cuda'; \
+	else echo "no GPU kernel: $$(tail -1 $(B)/verify/device.txt)"; fi; \
+	DUALKV_DATA=data $(BUILT)/dualkv check ci recorded --kernel emu $$gpu --json $(B)/verify/records.jsonl; s=$$?; \
+	$(BUILT)/dualkv report --html $(B)/verify/report.html --markdown $(B)/verify/report.md --plots $(B)/verify/plots \
 	  $(B)/verify/records.jsonl && \
 	echo "the report: $(B)/verify/report.html" && exit $$s
 
@@ -229,8 +231,8 @@ $(B)/faults/%.ptx.o: %.cu Makefile
 	  -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 cuda-faults-compile: $(if $(NVCC),$(FAULTY:%=$(B)/faults/cuda/%.ptx.o))
 .PHONY: test-device
-test-device: all cuda cuda-faults ## everything that needs a GPU: suites, repeats, faults, sanitizers, bench, peers
-	DUALKV_DATA=data cuda/device.sh $(B)
+test-device: $(if $(BUNDLE),,all cuda cuda-faults) ## everything that needs a GPU: suites, repeats, faults, sanitizers, bench, peers (BUNDLE=DIR, STEPS="cuda det")
+	DUALKV_DATA=data cuda/device.sh $(BUILT) $(B)/device
 $(B)/examples/cuda_kernel.so: verify/examples/cuda_kernel.cu ref/dualkv_kernel.h
 	@mkdir -p $(@D)
 	$(NVCC) -shared $(filter-out -lineinfo,$(NVCCFLAGS)) -Xcompiler -fvisibility=default -I ref $< -o $@
@@ -242,7 +244,7 @@ $(B)/test_device: $(B)/%: $(B)/obj/cuda/%.o $(B)/libdualkv.a
 BUNDLE_RPATH := -Wl,-rpath,'$$ORIGIN/lib' -Wl,--disable-new-dtags
 bundle: all cuda ## build/bundle and bundle.tar.gz: run on a machine without the packages
 	rm -rf $(B)/bundle && mkdir -p $(B)/bundle/lib
-	cp $(B)/dualkv $(wildcard $(B)/libdualkv_cuda.so) $(B)/bundle/
+	cp $(B)/dualkv $(wildcard $(B)/libdualkv_cuda.so $(B)/libdualkv_cuda_faults.so) $(B)/bundle/
 	mkdir $(B)/bundle/data && cp -r data/suites data/corpus data/recorded data/waivers.txt $(B)/bundle/data/
 	for l in $$(ldd $(B)/dualkv | awk '/openblas|cjson|quadmath|gfortran/ {print $$3}'); do cp -L $$l $(B)/bundle/lib/; done
 	$(CC) $(LDFLAGS) -rdynamic $(B)/obj/verify/main.o $(B)/libdualkv.a $(LDLIBS) $(BUNDLE_RPATH) -o $(B)/bundle/dualkv

@@ -4,7 +4,7 @@
 # Each step leaves its records in OUT and is skipped where they are complete: an interrupted campaign goes on.
 # Exit: 1 a false alarm or a fault that was missed.
 set -u
-dualkv=$1 out=$2 cases=${3:-20000} runs=${4:-200}
+dualkv=$1 out=$2 cases=${3:-20000} runs=${4:-200} here=$(dirname "$0")
 mkdir -p "$out" || exit 2
 bad=0
 
@@ -23,23 +23,12 @@ for kernel in emu emu-replicated emu+fault=E5; do
 done
 
 # 2. suite ci with other seeds: the budget of false alarms of one run is 1e-4
-touch "$out/reseeded.jsonl"
-i=$(wc -l <"$out/reseeded.jsonl")
-while [ "$i" -lt "$runs" ]; do
-    i=$((i + 1))
-    "$dualkv" check ci --kernel emu --reseed $i --quiet --json "$out/one.jsonl" >"$out/one.txt" 2>&1
-    code=$?
-    [ $code -lt 128 ] || exit 130
-    alarms=$(grep -vc '"status":"PASSED"' "$out/one.jsonl")
-    echo "{\"suite\":\"ci\",\"reseed\":$i,\"exit\":$code,\"cases\":$(wc -l <"$out/one.jsonl"),\"not_passed\":$alarms}" \
-        >>"$out/reseeded.jsonl"
-    if [ "$alarms" -ne 0 ]; then
-        bad=1
-        grep -v '"status":"PASSED"' "$out/one.jsonl" >>"$out/reseeded-alarms.jsonl"
-        cat "$out/one.txt"
-    fi
-done
-echo "reseeded ci: $(grep -c '"not_passed":0}' "$out/reseeded.jsonl") of $i runs without an alarm"
+"$here/reseed.sh" "$dualkv" "$out" "$runs"
+case $? in
+0) ;;
+130) exit 130 ;;
+*) bad=1 ;;
+esac
 
 # 3. planted faults: by the fuzzer for three seeds, by suite ci alone, by the usual rules; shrunk
 if [ ! -f "$out/power.done" ]; then
@@ -51,15 +40,13 @@ if [ ! -f "$out/power.done" ]; then
     esac
 fi
 
-# 4. shrinking from a large line: at most two segments, one or two heads, within a minute
-if [ ! -f "$out/shrunk.txt" ]; then
-    "$dualkv" list faults | awk '{print $1}' | while read -r id; do
-        start=$(date +%s)
-        line=$("$dualkv" shrink 'shape=260+6x50,3x31 heads=8:2' --kernel emu+fault="$id" 2>/dev/null | tail -1)
-        echo "$id $(($(date +%s) - start)) s: $line"
-    done >"$out/shrunk.part"
-    mv "$out/shrunk.part" "$out/shrunk.txt"
-fi
+# 4. shrinking from large lines: at most two segments, one or two heads, within a minute
+"$here/shrink.sh" "$dualkv" "$out/power.jsonl" "$out"
+case $? in
+0) ;;
+130) exit 130 ;;
+*) bad=1 ;;
+esac
 
 # 5. kill -9 at fifty moments while records are written, and fifty while they are indexed
 if [ ! -f "$out/kill.done" ]; then
