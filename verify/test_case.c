@@ -1,36 +1,16 @@
 /* One case: correct kernels pass, every breakage has its status, whatever the layout of tokens and of memory.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../data/fill.h"
-#include "../data/suite.h"
-#include "check.h"
 #include "guard.h"
 #include "kernel_broken.h"
-
-static dkv_result *result; /* of the last case */
+#include "test_line.h"
 
 static dkv_status runOften(const char *spec, const char *line, double timeout, int repeats) {
-    dkv_kernel_spec s;
-    dkv_worker w;
-    dkv_problem p;
-    dkv_err err = {0};
-    dkv_case_options options = {.data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .repeats = repeats};
-    if (dkv_parseKernelSpec(spec, &s, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err))
-        fail_msg("%s: %s", line, err.text);
-    dkv_initWorker(&w, &s, timeout);
-    dkv_runCase(&p, &w, &options, result);
-    dkv_stopWorker(&w);
-    dkv_freeProblem(&p);
-    return result->status;
+    return judgeLine(spec, line, timeout, (dkv_case_options){.repeats = repeats});
 }
 
 static dkv_status runLine(const char *spec, const char *line, double timeout) {
@@ -129,14 +109,6 @@ static void rare_differences_need_repeats(void **state) {
     assert_non_null(strstr(result->why, "run 53 times"));
     assert_int_equal(runOften("emu", line, 60, 100), DKV_ST_PASSED);
     assert_int_equal(result->runs, 101);
-}
-
-static dkv_finding *findingOf(const char *check) {
-    const dkv_check *c;
-    for (int i = 0; (c = dkv_listCheck(i)); i++)
-        if (strcmp(c->name, check) == 0) return &result->finding[i];
-    fail_msg("no check '%s'", check);
-    return NULL;
 }
 
 /* Without a word from the oracle on values: a response that sees its sibling's keys, one that is given its
@@ -248,7 +220,6 @@ static void exits_follow_the_statuses(void **state) {
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     dkv_guardCoordinator();
-    result = calloc(1, sizeof *result);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(broken_kernels_have_their_status),
         cmocka_unit_test(correct_kernels_pass),
@@ -261,7 +232,5 @@ int main(int argc, char **argv) {
         cmocka_unit_test(memory_is_counted_before_it_is_taken),
         cmocka_unit_test(exits_follow_the_statuses),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    free(result);
-    return failed;
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

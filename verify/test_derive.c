@@ -1,40 +1,14 @@
 /* Identities between a case and problems made from it: correct kernels keep them all, each is broken by some fault. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../data/fill.h"
-#include "../data/suite.h"
 #include "derive.h"
-
-static dkv_result *result; /* of the last case */
+#include "test_line.h"
 
 static void runLine(const char *spec, const char *line) {
-    dkv_kernel_spec s;
-    dkv_worker w;
-    dkv_problem p;
-    dkv_err err = {0};
-    dkv_case_options options = {.data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .repeats = 1};
-    if (dkv_parseKernelSpec(spec, &s, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err))
-        fail_msg("%s: %s", line, err.text);
-    dkv_initWorker(&w, &s, 60);
-    dkv_runCase(&p, &w, &options, result);
-    dkv_stopWorker(&w);
-    dkv_freeProblem(&p);
-}
-
-static const dkv_finding *findingOf(const char *check) {
-    const dkv_check *c;
-    for (int i = 0; (c = dkv_listCheck(i)); i++)
-        if (strcmp(c->name, check) == 0) return &result->finding[i];
-    fail_msg("no check '%s'", check);
-    return NULL;
+    judgeLine(spec, line, 60, (dkv_case_options){.repeats = 1});
 }
 
 static const char *const checks[] = {"boundary", "plain", "permute", "future", "shift", "merge", "maxima"};
@@ -145,14 +119,11 @@ static void what_is_worth_a_run_is_the_lines_own(void **state) {
 
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
-    result = calloc(1, sizeof *result);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(correct_kernels_keep_identities),
         cmocka_unit_test(each_identity_sees_a_fault),
         cmocka_unit_test(values_are_compared_at_the_bound),
         cmocka_unit_test(what_is_worth_a_run_is_the_lines_own),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    free(result);
-    return failed;
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,4 @@
 /* Explanations: planted faults are named, and what is left out of the hypotheses is not blamed on another. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,13 +6,12 @@
 
 #include <cjson/cJSON.h>
 
-#include "../data/fill.h"
-#include "../data/suite.h"
 #include "../ref/clock.h"
 #include "../ref/emu.h"
 #include "check.h"
 #include "explain.h"
 #include "guard.h"
+#include "test_line.h"
 
 #define MOST 12
 
@@ -76,25 +70,8 @@ static void ask(dkv_case *c, void *arg) {
 }
 
 static dkv_status explain(const char *spec, const char *line, question *w) {
-    static dkv_result result;
-    dkv_kernel_spec s;
-    dkv_worker worker;
-    dkv_problem p;
-    dkv_err err = {0};
-    dkv_case_options options = {.data_dir = dkv_dataDir(),
-                                .level = 1e-9,
-                                .threads = 1,
-                                .repeats = 1,
-                                .observe = ask,
-                                .observe_arg = w};
     w->n = -2;
-    if (dkv_parseKernelSpec(spec, &s, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err))
-        fail_msg("%s: %s", line, err.text);
-    dkv_initWorker(&worker, &s, 60);
-    dkv_runCase(&p, &worker, &options, &result);
-    dkv_stopWorker(&worker);
-    dkv_freeProblem(&p);
-    return result.status;
+    return judgeLine(spec, line, 60, (dkv_case_options){.repeats = 1, .observe = ask, .observe_arg = w});
 }
 
 static void show(const question *w) {

@@ -1,6 +1,7 @@
 /* Arithmetic of kernels that declare none: emulated kernels of known arithmetic, hidden, are named. Here: key tiles, orders,
  * accumulation, P normalised first; the rest of them in test_fit_sums.c. */
 #include "test_fit.h"
+#include "test_line.h"
 
 static const variant variants[] = {
     {"", DUALKV_BF16, "flash, key tile 64"},
@@ -22,58 +23,41 @@ static void hidden_arithmetic_is_named(void **state) {
     mustBeNamed(variants, sizeof variants / sizeof variants[0]);
 }
 
-static dkv_status judge(const char *spec, const char *line, const dkv_fits *fits, dkv_result *out) {
-    dkv_case_options options = {.data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .fits = fits};
-    dkv_kernel_spec k;
-    dkv_worker w;
-    dkv_problem p = {0};
-    dkv_err err = {0};
-    if (dkv_parseKernelSpec(spec, &k, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err))
-        fail_msg("%s: %s", line, err.text);
-    dkv_initWorker(&w, &k, 60);
-    dkv_runCase(&p, &w, &options, out);
-    dkv_stopWorker(&w);
-    dkv_freeProblem(&p);
-    return out->status;
+static dkv_status judge(const char *spec, const char *line, const dkv_fits *fits) {
+    return judgeLine(spec, line, 60, (dkv_case_options){.fits = fits});
 }
 
 /* What a kernel declares stands: P rounded twice, to another 16-bit format first, is a defect, whatever is asked for. */
 static void what_is_declared_stands(void **state) {
     (void)state;
     static const char *const line = "shape=100+3x70 heads=4:2";
-    dkv_result *r = malloc(sizeof *r);
     dkv_fits fits;
-    assert_non_null(r);
     for (size_t i = 0; i < 4; i++) {
         const char *spec = i % 2 ? "emu+fault=X9" : "emu+fault=X13"; /* P rounded twice; dS of rounded P */
         fit(spec, i < 2 ? "auto" : "eager", DUALKV_BF16, &fits);
         if (i < 2) assert_false(fits.of[DUALKV_BF16].known);
-        assert_true(dkv_statusRow(judge(spec, line, &fits, r))->defect);
-        assert_string_equal(r->profile, "");
+        assert_true(dkv_statusRow(judge(spec, line, &fits))->defect);
+        assert_string_equal(result->profile, "");
     }
-    free(r);
 }
 
 /* A case is judged by what was found; what that does not explain, as ever; and by name, it must fit. */
 static void cases_are_judged_by_what_was_found(void **state) {
     (void)state;
     static const char *const line = "shape=33+2x40,7 heads=4:2 dim=32 mask=window:20 dlse=on";
-    dkv_result *r = malloc(sizeof *r);
     dkv_fits fits;
-    assert_non_null(r);
     fit("emu+undeclared+bn=32", "auto", DUALKV_BF16, &fits);
-    assert_int_equal(judge("emu+undeclared+bn=32", line, &fits, r), DKV_ST_PASSED);
-    assert_string_equal(r->profile, "flash, key tile 32");
-    assert_int_equal(r->arithmetic.key_tile, 32);
-    assert_int_equal(judge("emu+undeclared+bn=32+partials=low", line, &fits, r), DKV_ST_PASSED);
-    assert_string_equal(r->profile, "partials");
+    assert_int_equal(judge("emu+undeclared+bn=32", line, &fits), DKV_ST_PASSED);
+    assert_string_equal(result->profile, "flash, key tile 32");
+    assert_int_equal(result->arithmetic.key_tile, 32);
+    assert_int_equal(judge("emu+undeclared+bn=32+partials=low", line, &fits), DKV_ST_PASSED);
+    assert_string_equal(result->profile, "partials");
     fit("emu+undeclared", "fp32", DUALKV_BF16, &fits);
-    assert_int_equal(judge("emu+undeclared", line, &fits, r), DKV_ST_FAILED);
+    assert_int_equal(judge("emu+undeclared", line, &fits), DKV_ST_FAILED);
     fit("emu+undeclared", "normalised", DUALKV_BF16, &fits);
-    assert_int_equal(judge("emu+undeclared", line, &fits, r), DKV_ST_IMPRECISE);
+    assert_int_equal(judge("emu+undeclared", line, &fits), DKV_ST_IMPRECISE);
     fit("emu+undeclared", "flash", DUALKV_BF16, &fits);
-    assert_int_equal(judge("emu+undeclared", line, &fits, r), DKV_ST_PASSED);
-    free(r);
+    assert_int_equal(judge("emu+undeclared", line, &fits), DKV_ST_PASSED);
 }
 
 static void words(void **state) {

@@ -1,19 +1,8 @@
 /* The accepted file: round trip, edits, truncation. Changes: each kind found, and nothing else. The command from outside. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "gate.h"
-
-static char dir[64] = "/tmp/dualkv-gate-XXXXXX", said[1 << 16];
+#include "test_program.h"
 
 static char *inDir(const char *name) {
     static char path[4][200];
@@ -270,22 +259,10 @@ static void a_kernel_that_refuses_most_fails(void **state) {
 
 /* ---- from outside ---- */
 
-static int gate(const char *words) {
-    char command[2000];
-    size_t n;
-    const char *b = getenv("DUALKV_BUILD");
-    snprintf(command, sizeof command,
-             "D=%s; B=%s; $B/dualkv gate $D/lines --out $D/out %s >$D/said 2>&1 </dev/null", dir, b ? b : "build", words);
-    int status = system(command);
-    char *text = readFile(inDir("said"), &n);
-    snprintf(said, sizeof said, "%s", text);
-    free(text);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
 static void mustEnd(int code, const char *words, const char *says) {
-    int got = gate(words);
-    if (got != code || !strstr(said, says)) fail_msg("gate %s: exit %d; no '%s' in\n%s", words, got, says, said);
+    char command[2000];
+    snprintf(command, sizeof command, "$B/dualkv gate $D/lines --out $D/gate %s", words);
+    mustSay(code, command, says);
 }
 
 static void the_command_passes_and_fails_where_it_should(void **state) {
@@ -296,7 +273,7 @@ static void the_command_passes_and_fails_where_it_should(void **state) {
     mustEnd(0, "--kernel emu --no-fuzz --accepted $D/acc --accept", "accepted for the first time");
     mustEnd(0, "--kernel emu --no-fuzz --accepted $D/acc", "nothing worse than the accepted records");
     mustEnd(0, "--kernel emu --cases 3 --accepted $D/acc", "fuzzing, seed 1: 3 PASSED");
-    char *records = readFile(inDir("out/records.jsonl"), &n);
+    char *records = readFile(inDir("gate/records.jsonl"), &n);
     int count = 0;
     for (char *c = records; (c = strchr(c, '\n')); c++) count++;
     assert_int_equal(count, 4);
@@ -305,7 +282,7 @@ static void the_command_passes_and_fails_where_it_should(void **state) {
     mustEnd(0, "--kernel emu+bn=16 --no-fuzz --accepted $D/acc --new-bits", "note (bits)");
     mustEnd(1, "--kernel emu+fault=D1 --no-fuzz --accepted $D/acc --annotations",
             "::error title=dualkv gate%3A status::shape=33+5 dim=32 dtype=fp16: was PASSED and is now FAILED");
-    char *summary = readFile(inDir("out/summary.md"), &n);
+    char *summary = readFile(inDir("gate/summary.md"), &n);
     assert_true(!strncmp(summary, "# dualkv gate: FAILED\n", 22));
     assert_non_null(strstr(summary, "dualkv replay 'shape=33+5 dim=32 dtype=fp16' --kernel emu+fault=D1"));
     free(summary);
@@ -322,24 +299,13 @@ static void the_command_passes_and_fails_where_it_should(void **state) {
     *strstr(good, "PASSED\",\"bits") = 'F';
     writeFile(inDir("acc"), good, n);
     mustEnd(2, "--kernel emu --no-fuzz --accepted $D/acc", "acc:2: was edited");
-    assert_null(strchr(strchr(said, '\n') + 1, '\n')); /* one line */
+    assert_true(!output[0] && strchr(trouble, '\n') == trouble + strlen(trouble) - 1); /* one line */
     mustEnd(2, "--kernel emu --no-fuzz --accepted $D/acc --accept", "acc:2: was edited");
     free(good);
 }
 
-static int makeDir(void **state) {
-    (void)state;
-    return mkdtemp(dir) ? 0 : -1;
-}
-
-static int dropDir(void **state) {
-    (void)state;
-    char command[100];
-    snprintf(command, sizeof command, "rm -rf %s", dir);
-    return system(command);
-}
-
 int main(void) {
+    if (makeDir()) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_file_survives_a_round_trip),
         cmocka_unit_test(edits_and_truncation_are_named),
@@ -348,5 +314,6 @@ int main(void) {
         cmocka_unit_test(a_kernel_that_refuses_most_fails),
         cmocka_unit_test(the_command_passes_and_fails_where_it_should),
     };
-    return cmocka_run_group_tests(tests, makeDir, dropDir);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return removeDir() ? 1 : failed;
 }

@@ -1,21 +1,12 @@
 /* Kernels in device memory, on a device that is host memory (testkernels/fake_cuda.c): there and back, every
  * layout and way to run, errors that pass and errors that stay, timing, and machines without a device. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../data/fill.h"
-#include "../data/suite.h"
-#include "case.h"
 #include "record.h"
 #include "session.h"
-
-static dkv_result *result; /* of the last case */
+#include "test_line.h"
 
 static dkv_kernel_spec spec(const char *word) {
     char text[600];
@@ -29,13 +20,7 @@ static dkv_kernel_spec spec(const char *word) {
 
 /* The status of a case; the worker stays for the next one if it is given. */
 static dkv_status runWith(dkv_worker *w, const char *line) {
-    dkv_problem p;
-    dkv_err err = {0};
-    dkv_case_options options = {.data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .repeats = 1};
-    if (dkv_parseProblem(line, dkv_knownFill, &p, &err)) fail_msg("%s: %s", line, err.text);
-    dkv_runCase(&p, w, &options, result);
-    dkv_freeProblem(&p);
-    return result->status;
+    return judgeOn(w, line, (dkv_case_options){.repeats = 1});
 }
 
 static void mustBe(dkv_status want, const char *word, const char *line, const char *says) {
@@ -170,7 +155,6 @@ static void timing_is_the_devices(void **state) {
 
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
-    result = calloc(1, sizeof *result);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(right_kernels_pass),
         cmocka_unit_test(wrong_kernels_are_caught),
@@ -179,7 +163,5 @@ int main(int argc, char **argv) {
         cmocka_unit_test(no_device_is_said_before_anything_runs),
         cmocka_unit_test(timing_is_the_devices),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    free(result);
-    return failed;
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

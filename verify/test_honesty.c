@@ -1,9 +1,4 @@
 /* Kernels that misbehave do not stop a run, and kernels that do nothing pass no suite; what they leave behind is ended. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,27 +8,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../data/fill.h"
-#include "../data/suite.h"
-#include "case.h"
 #include "guard.h"
 #include "kernel_broken.h"
+#include "test_line.h"
 #include "test_program.h"
 
-static dkv_result *result; /* of the last case */
-
 static dkv_status runCase(const char *spec, const char *line) {
-    dkv_kernel_spec s;
-    dkv_worker w;
-    dkv_problem p;
-    dkv_err err = {0};
-    dkv_case_options options = {.data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .repeats = 1};
-    if (dkv_parseKernelSpec(spec, &s, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err)) fail_msg("%s", err.text);
-    dkv_initWorker(&w, &s, 60);
-    dkv_runCase(&p, &w, &options, result);
-    dkv_stopWorker(&w);
-    dkv_freeProblem(&p);
-    return result->status;
+    return judgeLine(spec, line, 60, (dkv_case_options){.repeats = 1});
 }
 
 /* Whatever a kernel does in one case, its status is said, and the other cases are run. */
@@ -177,7 +158,6 @@ static void what_cannot_be_opened_is_one_line(void **state) {
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     if (makeDir()) return 1;
-    result = calloc(1, sizeof *result);
     dkv_guardCoordinator();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_run_goes_on),
@@ -187,6 +167,5 @@ int main(int argc, char **argv) {
         cmocka_unit_test(what_cannot_be_opened_is_one_line),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    free(result);
     return removeDir() ? 1 : failed;
 }

@@ -1,39 +1,22 @@
 /* The oracle in a process of its own, on a device that is host memory (testkernels/fake_oracle.c): it judges as the
  * CPU's does, and whatever becomes of it is words, never a pass. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "../data/fill.h"
-#include "../data/suite.h"
-#include "case.h"
 #include "record.h"
+#include "test_line.h"
 
-static dkv_result *result, *other;
+static dkv_result other[1]; /* the same case, judged otherwise */
 
 static void pathOf(char *text, size_t n) {
     const char *dir = getenv("DUALKV_BUILD");
     snprintf(text, n, "%s/testkernels/fake_cuda.so", dir ? dir : "build");
 }
 
-static void judge(const char *kernel, const char *line, dkv_remote *remote, dkv_result *out) {
-    dkv_kernel_spec s;
-    dkv_worker w;
-    dkv_problem p;
-    dkv_err err = {0};
-    dkv_case_options options = {.data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .remote = remote};
-    if (dkv_parseKernelSpec(kernel, &s, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err))
-        fail_msg("%s: %s", line, err.text);
-    dkv_initWorker(&w, &s, 60);
-    dkv_runCase(&p, &w, &options, out);
-    dkv_stopWorker(&w);
-    dkv_freeProblem(&p);
+static void judge(const char *kernel, const char *line, dkv_remote *remote) {
+    judgeLine(kernel, line, 60, (dkv_case_options){.remote = remote});
 }
 
 /* Opens, judges one case, closes; `how` is what goes wrong. */
@@ -44,7 +27,7 @@ static dkv_status judgeBy(dkv_oracle_mode mode, const char *how, double timeout,
     pathOf(path, sizeof path);
     if (how) setenv("DUALKV_FAKE_ORACLE", how, 1);
     if (dkv_openRemote(&r, mode, path, timeout, &err)) fail_msg("%s", err.text);
-    judge(kernel, line, &r, result);
+    judge(kernel, line, &r);
     dkv_closeRemote(&r);
     unsetenv("DUALKV_FAKE_ORACLE");
     return result->status;
@@ -63,7 +46,8 @@ static void judges_as_the_cpu_does(void **state) {
         {"ref-replicated", "shape=33+2x9 heads=4:2 dim=16"}, /* declares nothing */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        judge(cases[i][0], cases[i][1], NULL, other);
+        judge(cases[i][0], cases[i][1], NULL);
+        *other = *result;
         judgeBy(DKV_ORACLE_CUDA, NULL, 60, cases[i][0], cases[i][1]);
         if (result->status != other->status || strcmp(result->why, other->why) != 0)
             fail_msg("%s on '%s': %s: %s; on the CPU %s: %s", cases[i][0], cases[i][1],
@@ -90,7 +74,7 @@ static void both_must_agree(void **state) {
 }
 
 static void *judgeInThread(void *remote) {
-    judge("emu", SMALL, remote, other);
+    judge("emu", SMALL, remote);
     return NULL;
 }
 
@@ -106,10 +90,10 @@ static void outlives_the_thread_that_started_it(void **state) {
     assert_int_equal(pthread_create(&thread, NULL, judgeInThread, &r), 0);
     pthread_join(thread, NULL);
     const pid_t pid = r.worker[DKV_REMOTE_WORKERS - 1].pid;
-    assert_int_equal(other->status, DKV_ST_PASSED);
+    assert_int_equal(result->status, DKV_ST_PASSED);
     assert_true(pid > 0);
     nanosleep(&(struct timespec){0, 50000000}, NULL);
-    judge("emu", SMALL, &r, result);
+    judge("emu", SMALL, &r);
     if (result->status != DKV_ST_PASSED) fail_msg("%s", result->why);
     assert_int_equal(r.worker[DKV_REMOTE_WORKERS - 1].pid, pid);
     dkv_closeRemote(&r);
@@ -156,7 +140,7 @@ static void auto_goes_to_the_cpu_when_refused(void **state) {
         setenv("DUALKV_FAKE_ORACLE", ways[i].how, 1);
         assert_int_equal(dkv_openRemote(&r, DKV_ORACLE_AUTO, path, 60, &err), 0);
         r.least = 0;
-        judge(kernel, SMALL, &r, result);
+        judge(kernel, SMALL, &r);
         dkv_closeRemote(&r);
         unsetenv("DUALKV_FAKE_ORACLE");
         assert_int_equal(result->status, DKV_ST_PASSED);
@@ -170,7 +154,7 @@ static void auto_goes_to_the_cpu_when_refused(void **state) {
     }
     assert_int_equal(dkv_openRemote(&r, DKV_ORACLE_AUTO, path, 60, &err), 0);
     r.least = 0;
-    judge(kernel, SMALL, &r, result);
+    judge(kernel, SMALL, &r);
     assert_int_equal(result->status, DKV_ST_PASSED);
     assert_int_equal(result->oracle.by, DKV_ORACLE_CUDA);
     dkv_closeRemote(&r);
@@ -197,8 +181,6 @@ static void no_device_is_said_first(void **state) {
 
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
-    result = calloc(1, sizeof *result);
-    other = calloc(1, sizeof *other);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(judges_as_the_cpu_does),
         cmocka_unit_test(both_must_agree), cmocka_unit_test(outlives_the_thread_that_started_it),
@@ -206,8 +188,5 @@ int main(int argc, char **argv) {
         cmocka_unit_test(auto_goes_to_the_cpu_when_refused),
         cmocka_unit_test(no_device_is_said_first),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    free(result);
-    free(other);
-    return failed;
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,23 +1,14 @@
 /* What cases have the power to see: measured values against what faulty kernels do, closed forms against the reference run
  * again, weak suites from outside. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "../data/fill.h"
-#include "../data/suite.h"
-#include "check.h"
 #include "strength_rows.h"
+#include "test_line.h"
+#include "test_program.h"
 
-static dkv_result *result; /* of the last case */
 static dkv_strength rows;  /* closed forms, where `closed` asks for them */
 
 static void loseAgain(dkv_case *c, void *arg) {
@@ -34,18 +25,7 @@ static void loseAgain(dkv_case *c, void *arg) {
 }
 
 static const dkv_strength *measure(const char *line, bool closed) {
-    dkv_kernel_spec s;
-    dkv_worker w;
-    dkv_problem p;
-    dkv_err err = {0};
-    dkv_case_options options = {.data_dir = dkv_dataDir(), .level = 1e-9, .threads = 1, .strength = true,
-                                .observe = closed ? loseAgain : NULL};
-    if (dkv_parseKernelSpec("emu", &s, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err))
-        fail_msg("%s: %s", line, err.text);
-    dkv_initWorker(&w, &s, 60);
-    dkv_runCase(&p, &w, &options, result);
-    dkv_stopWorker(&w);
-    dkv_freeProblem(&p);
+    judgeLine("emu", line, 60, (dkv_case_options){.strength = true, .observe = closed ? loseAgain : NULL});
     if (result->status != DKV_ST_PASSED || !result->strength.measured) fail_msg("%s: %s", line, result->why);
     return &result->strength;
 }
@@ -126,23 +106,11 @@ static void words_name_the_smallest_fault(void **state) {
 
 /* ---- from outside ---- */
 
-static char output[1 << 16];
-
+/* `dualkv check` of a suite's lines; "": none but those in words. */
 static int check(const char *words, const char *suite) {
-    char command[600], path[] = "/tmp/dualkv-test-XXXXXX", out[] = "/tmp/dualkv-test-XXXXXX";
-    const char *build = getenv("DUALKV_BUILD");
-    int fd = mkstemp(path), to = mkstemp(out);
-    assert_true(fd >= 0 && to >= 0 && write(fd, suite, strlen(suite)) == (ssize_t)strlen(suite));
-    snprintf(command, sizeof command, "%s/dualkv check %s %s --kernel emu >%s 2>&1 </dev/null", build ? build : "build",
-             suite[0] ? path : "", words, out);
-    int status = system(command);
-    ssize_t n = read(to, output, sizeof output - 1);
-    output[n > 0 ? n : 0] = 0;
-    close(fd);
-    close(to);
-    unlink(path);
-    unlink(out);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    char command[600];
+    snprintf(command, sizeof command, "printf '%s' >$D/suite; $B/dualkv check %s %s --kernel emu", suite, suite[0] ? "$D/suite" : "", words);
+    return runShell(command);
 }
 
 static void weak_suites_are_inconclusive(void **state) {
@@ -172,7 +140,7 @@ static void smoke_has_power_everywhere(void **state) {
 
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
-    result = calloc(1, sizeof *result);
+    if (makeDir()) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strong_and_weak_cases_are_told_apart),
         cmocka_unit_test(closed_forms_agree_with_the_reference),
@@ -182,6 +150,5 @@ int main(int argc, char **argv) {
         cmocka_unit_test(smoke_has_power_everywhere),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    free(result);
-    return failed;
+    return removeDir() ? 1 : failed;
 }
