@@ -78,7 +78,7 @@ int dkv_cmdShrink(const dkv_cli *cli) {
                         .options = {.data_dir = dkv_dataDir(), .threads = 1, .repeats = cli->repeats}};
     s.options.level = cli->level > 0 ? cli->level : 1e-4 / (TRIALS * DKV_N_OUTPUTS);
     static dkv_fits fits;
-    if (parseLine(cli, &p, line, &err) || dkv_precheckItems(&session, NULL, &err) ||
+    if (parseLine(cli, &p, line, &err) || dkv_precheckItems(&session, &err) ||
         dkv_probeKernels(cli->kernels, 1, cli->timeout, NULL, &err) ||
         dkv_parseTime(cli->time, &s.seconds, &err) || fitArithmetic(cli, &fits, &err)) {
         dkv_freeProblem(&p);

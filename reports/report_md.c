@@ -31,6 +31,15 @@ static dkv_report_row *findRow(dkv_report *r, const char *kernel, const char *ma
     return w;
 }
 
+/* Takes in the worst and the range of further cases; NAN: none has a twin. */
+static void widenRow(dkv_report_row *w, long cases, long defects, double max_ratio, double least_rms, double most_rms) {
+    w->cases += cases;
+    w->defects += defects;
+    if (!(max_ratio <= w->max_ratio)) w->max_ratio = isnan(max_ratio) ? INFINITY : max_ratio;
+    if (isfinite(least_rms) && !(least_rms >= w->least_rms)) w->least_rms = least_rms;
+    if (isfinite(most_rms) && !(most_rms <= w->most_rms)) w->most_rms = most_rms;
+}
+
 static bool isTensor(const char *name) {
     bool is = false;
     for (int id = 0; id < DKV_N_OUTPUTS; id++) is |= strcmp(dkv_tensorName((dkv_tensor_id)id), name) == 0;
@@ -42,16 +51,11 @@ static int addTensors(dkv_report *r, const cJSON *o, const dkv_problem *p) {
     const cJSON *tensors = cJSON_GetObjectItemCaseSensitive(o, "tensors");
     cJSON_ArrayForEach(t, tensors) {
         if (!t->string || !isTensor(t->string) || !cJSON_IsObject(t)) continue; /* not ours */
-        double ratio = dkv_numberOf(t, "max_bound_ratio", 0), rms = dkv_numberOf(t, "twin_rms", NAN);
+        double rms = dkv_numberOf(t, "twin_rms", NAN);
         dkv_report_row *w =
             findRow(r, dkv_textOf(o, "kernel"), dkv_maskName(p->mask), dkv_dtypeName(p->dtype), t->string);
         if (!w) return -1;
-        w->cases++;
-        w->defects += dkv_numberOf(t, "bad", 0) > 0;
-        if (!(ratio <= w->max_ratio)) w->max_ratio = isnan(ratio) ? INFINITY : ratio;
-        if (!isfinite(rms)) continue;
-        if (!(rms >= w->least_rms)) w->least_rms = rms;
-        if (!(rms <= w->most_rms)) w->most_rms = rms;
+        widenRow(w, 1, dkv_numberOf(t, "bad", 0) > 0, dkv_numberOf(t, "max_bound_ratio", 0), rms, rms);
     }
     return 0;
 }
@@ -72,14 +76,6 @@ static int addCase(dkv_report *r, const cJSON *o) {
     return c->line && c->kernel && c->status && c->why && c->replay ? 0 : -1;
 }
 
-static void countStatus(dkv_report *r, const char *status) {
-    int i = 0;
-    while (i < r->n_statuses && strcmp(r->statuses[i], status) != 0) i++;
-    if (i == 32) return;
-    if (i == r->n_statuses) snprintf(r->statuses[r->n_statuses++], sizeof r->statuses[0], "%.23s", status);
-    r->counts[i]++;
-}
-
 int dkv_addReport(dkv_report *r, const char *json, dkv_err *err) {
     dkv_problem p = {0};
     dkv_err why = {0};
@@ -91,14 +87,7 @@ int dkv_addReport(dkv_report *r, const char *json, dkv_err *err) {
         rc = dkv_fail(err, DKV_EUSER, "a record's line: %s", why.text);
     else if (addTensors(r, o, &p) || dkv_addPowerRecord(&r->power, o) || (strcmp(dkv_textOf(o, "status"), "PASSED") != 0 && addCase(r, o)))
         rc = dkv_fail(err, DKV_EHARNESS, "out of memory for records");
-    if (!rc) {
-        r->total++;
-        r->seconds += dkv_numberOf(o, "seconds", 0);
-        countStatus(r, dkv_textOf(o, "status"));
-        snprintf(r->device, sizeof r->device, "%s", dkv_textOf(o, "device"));
-        snprintf(r->commit, sizeof r->commit, "%s", dkv_textOf(o, "commit"));
-        snprintf(r->generator, sizeof r->generator, "%s", dkv_textOf(o, "generator"));
-    }
+    r->total += !rc;
     dkv_freeProblem(&p);
     cJSON_Delete(o);
     return rc;
@@ -176,12 +165,7 @@ int dkv_tableOf(const dkv_gather *g, dkv_report *r) {
                                                               dkv_dtypeName((dualkv_dtype)d), dkv_tensorName((dkv_tensor_id)t))
                                                     : NULL;
                     if (!w && from->cases) return -1;
-                    if (!w) continue;
-                    w->cases += from->cases;
-                    w->defects += from->outside;
-                    if (from->max_ratio > w->max_ratio) w->max_ratio = from->max_ratio;
-                    if (!(from->least_rms >= w->least_rms)) w->least_rms = from->least_rms;
-                    if (!(from->most_rms <= w->most_rms)) w->most_rms = from->most_rms;
+                    if (w) widenRow(w, from->cases, from->outside, from->max_ratio, from->least_rms, from->most_rms);
                 }
     return 0;
 }

@@ -27,12 +27,7 @@ typedef struct dkv_report {
     int n_rows;
     dkv_report_case *cases;
     long n_cases, cases_left_out, total;
-    long counts[32];
-    char statuses[32][24];
-    int n_statuses;
     dkv_power_table power;
-    double seconds;
-    char device[200], commit[64], generator[16];
 } dkv_report;
 
 /* Adds one record. DKV_EUSER where it is not one. */

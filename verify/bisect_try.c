@@ -93,7 +93,7 @@ int dkv_prepareTrying(dkv_trying *t, dkv_err *err) {
         dkv_item item = {t->lines[i], 0};
         s.items = &item;
         s.n_items = 1;
-        rc = dkv_precheckItems(&s, NULL, err);
+        rc = dkv_precheckItems(&s, err);
     }
     setenv("PYTHONDONTWRITEBYTECODE", "1", 1); /* a module of one commit is never taken for another's of the same second */
     return rc;

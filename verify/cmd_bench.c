@@ -252,13 +252,13 @@ int dkv_cmdBench(const dkv_cli *cli) {
     if (!rc && sel.n == 0) rc = dkv_fail(&err, DKV_EUSER, "bench: which lines? (a problem line or a suite)");
     dkv_item *items = rc ? NULL : calloc((size_t)sel.n, sizeof *items);
     for (long i = 0; items && i < sel.n; i++) items[i].line = sel.lines[i];
-    dkv_session session = {
-        .items = items, .n_items = items ? sel.n : 0, .data_dir = dkv_dataDir(), .timing = true};
     bool replicated[DKV_KERNELS_MAX], any = false;
+    dkv_session session = {
+        .replicated = &any, .items = items, .n_items = items ? sel.n : 0, .data_dir = dkv_dataDir(), .timing = true};
     if (!rc) rc = dkv_checkRecordPath(cli->json, &err);
     if (!rc) rc = dkv_probeKernels(cli->kernels, cli->n_kernels, cli->timeout, replicated, &err);
     for (int k = 0; k < cli->n_kernels && !rc; k++) any = any || replicated[k];
-    if (!rc) rc = dkv_precheckItems(&session, any ? &any : NULL, &err);
+    if (!rc) rc = dkv_precheckItems(&session, &err);
     for (long i = 0; i < sel.n && !rc; i++)
         for (int k = 0; k < cli->n_kernels && !rc; k++) {
             rc = benchLine(cli, sel.lines[i], k, &file, &err);

@@ -154,10 +154,9 @@ static void sayProgress(const show *s, long done, long total) {
     }
 }
 
-static void applyWaiver(show *s, const dkv_result *r) {
-    const dkv_waiver *w = dkv_findWaiver(&s->waivers, r->line, r->kernel);
-    if (!w) return;
-    if (dkv_isExpired(&s->waivers, w)) {
+/* w: the case's own. */
+static void applyWaiver(show *s, const dkv_result *r, const dkv_waiver *w, bool over) {
+    if (over) {
         s->expired++;
         fprintf(s->out, "  its waiver ended on %s, which is a failure: %s\n", w->until, w->reason);
     } else if (dkv_statusRow(r->status)->defect) {
@@ -184,13 +183,13 @@ static void takeResult(const dkv_result *r, long index, long total, void *arg) {
     show *s = arg;
     dkv_err err = {0};
     const dkv_waiver *w = dkv_findWaiver(&s->waivers, r->line, r->kernel);
-    bool excused = w && !dkv_isExpired(&s->waivers, w) && dkv_statusRow(r->status)->defect;
+    const bool over = w && dkv_isExpired(&s->waivers, w), excused = w && !over && dkv_statusRow(r->status)->defect;
     char *json = dkv_printExcused(r, excused ? w->reason : NULL, excused ? w->until : NULL);
     int rc = json ? dkv_writeRecord(&s->file, json, &err) : dkv_fail(&err, DKV_EHARNESS, "out of memory for a record");
     sayCase(s, r); /* once it is kept: what was told outlives a kill */
     if (!s->every && r->status == DKV_ST_UNSUPPORTED) dkv_countRefusal(&s->refused, r->why);
     dkv_countBehaviour(&s->behaves, r->profile);
-    applyWaiver(s, r);
+    if (w) applyWaiver(s, r, w, over);
     if (rc || dkv_addReport(&s->report, json, &err)) {
         if (!s->trouble.code) s->trouble = err;
         dkv_stopRequested = 1; /* records that cannot be kept: no use in going on */
@@ -241,10 +240,11 @@ static void saySummary(const show *s, const dkv_session *session) {
 }
 
 /* Every line with every kernel; a line of a record with that record's kernel. */
-static int makeItems(const dkv_selection *sel, const dkv_cli *cli, dkv_cli *effective, dkv_item **out,
-                     long *n, dkv_err *err) {
-    *effective = *cli;
+static int makeItems(const dkv_selection *sel, const dkv_cli *cli, dkv_kernel_spec kernels[DKV_KERNELS_MAX], int *n_kernels,
+                     dkv_item **out, long *n, dkv_err *err) {
     long each = cli->n_kernels ? cli->n_kernels : 1;
+    memcpy(kernels, cli->kernels, sizeof cli->kernels);
+    *n_kernels = cli->n_kernels;
     *out = calloc((size_t)(sel->n * each + 1), sizeof **out);
     if (!*out) return dkv_fail(err, DKV_EHARNESS, "out of memory for cases");
     for (long i = 0; i < sel->n; i++)
@@ -255,13 +255,11 @@ static int makeItems(const dkv_selection *sel, const dkv_cli *cli, dkv_cli *effe
                 if (!spec)
                     return dkv_fail(err, DKV_EUSER,
                                     "--kernel: which kernel? `dualkv list kernels` names them");
-                for (kernel = 0; kernel < effective->n_kernels; kernel++)
-                    if (strcmp(effective->kernels[kernel].text, spec) == 0) break;
+                for (kernel = 0; kernel < *n_kernels; kernel++)
+                    if (strcmp(kernels[kernel].text, spec) == 0) break;
                 if (kernel == DKV_KERNELS_MAX)
                     return dkv_fail(err, DKV_EUSER, "more than %d kernels", DKV_KERNELS_MAX);
-                if (kernel == effective->n_kernels &&
-                    dkv_parseKernelSpec(spec, &effective->kernels[effective->n_kernels++], err))
-                    return err->code;
+                if (kernel == *n_kernels && dkv_parseKernelSpec(spec, &kernels[(*n_kernels)++], err)) return err->code;
             }
             (*out)[(*n)++] = (dkv_item){sel->lines[i], kernel};
         }
@@ -275,28 +273,30 @@ static int loadWaivers(const dkv_cli *cli, dkv_waivers *out, dkv_err *err) {
 }
 
 /* What kernels that declare no arithmetic behave as (--arithmetic), before any of their cases runs. */
-static int fitKernels(const dkv_cli *with, const dkv_session *session, const show *s, dkv_fits *fits, dkv_err *err) {
-    int rc = with->arithmetic ? dkv_checkArithmeticWord(with->arithmetic, err) : 0;
+static int fitKernels(const show *s, const dkv_session *session, dkv_fits *fits, dkv_err *err) {
+    const char *word = s->cli->arithmetic;
+    int rc = word ? dkv_checkArithmeticWord(word, err) : 0;
     unsigned types = 0;
-    for (long i = 0; i < session->n_items && with->arithmetic; i++) {
+    for (long i = 0; i < session->n_items && word; i++) {
         dkv_problem p = {0};
         if (!dkv_parseProblem(session->items[i].line, NULL, &p, NULL)) types |= 1u << p.dtype;
         dkv_freeProblem(&p);
     }
-    for (int k = 0; k < with->n_kernels && with->arithmetic && !rc; k++) {
-        rc = dkv_fitKernel(&with->kernels[k], with->arithmetic, types, with->timeout, dkv_dataDir(), &fits[k], err);
-        if (!rc && !s->cli->quiet) dkv_sayFits(with->kernels[k].text, &fits[k], s->out);
+    for (int k = 0; k < session->n_kernels && word && !rc; k++) {
+        rc = dkv_fitKernel(&session->kernels[k], word, types, session->timeout, session->data_dir, &fits[k], err);
+        if (!rc && !s->cli->quiet) dkv_sayFits(session->kernels[k].text, &fits[k], s->out);
     }
-    dkv_nameArithmetic(with->arithmetic);
+    dkv_nameArithmetic(word);
     return rc;
 }
 
 static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool replay) {
     dkv_err err = {0};
-    dkv_cli with;
+    dkv_kernel_spec kernels[DKV_KERNELS_MAX];
+    bool replicated[DKV_KERNELS_MAX];
     dkv_item *items = NULL;
     long n = 0;
-    int code = 0;
+    int n_kernels = 0, code = 0;
     static show s; /* static: outlives an interrupted run's threads */
     s = (show){.cli = cli, .file = {.path = cli->json}, .out = stdout};
     if (cli->json && strcmp(cli->json, "-") == 0) s.out = stderr;
@@ -306,18 +306,19 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
         dkv_fail(&err, DKV_EUSER, "--quiet and --verbose together");
         return dkv_complain(&err);
     }
-    if (makeItems(sel, cli, &with, &items, &n, &err) || (!replay && loadWaivers(cli, &s.waivers, &err))) {
+    if (makeItems(sel, cli, kernels, &n_kernels, &items, &n, &err) || (!replay && loadWaivers(cli, &s.waivers, &err))) {
         free(items);
         return dkv_complain(&err);
     }
-    s.several = with.n_kernels > 1;
+    s.several = n_kernels > 1;
     s.suite = !replay && sel->from_suites > 1; /* lines given by hand promise nothing: annotated one by one */
     s.every = cli->verbose || replay || n < 20;
     static dkv_session session; /* as are these */
     static dkv_remote remote;
     dkv_oracle_mode mode = DKV_ORACLE_AUTO;
-    session = (dkv_session){.kernels = with.kernels,
-                            .n_kernels = with.n_kernels,
+    session = (dkv_session){.kernels = kernels,
+                            .replicated = replicated,
+                            .n_kernels = n_kernels,
                             .items = items,
                             .n_items = n,
                             .jobs = cli->jobs,
@@ -336,13 +337,12 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
         free(items);
         return dkv_complain(&err);
     }
-    bool replicated[DKV_KERNELS_MAX];
     static dkv_fits fits[DKV_KERNELS_MAX];
     session.fits = cli->arithmetic ? fits : NULL;
     if (dkv_checkRecordPath(cli->json, &err) ||
-        dkv_probeKernels(with.kernels, with.n_kernels, cli->timeout, replicated, &err) ||
+        dkv_probeKernels(kernels, n_kernels, cli->timeout, replicated, &err) ||
         (cli->has_peer && dkv_probeKernels(&cli->peer, 1, cli->timeout, NULL, &err)) ||
-        dkv_precheckItems(&session, replicated, &err) || fitKernels(&with, &session, &s, fits, &err) ||
+        dkv_precheckItems(&session, &err) || fitKernels(&s, &session, fits, &err) ||
         (cli->judge && dkv_parseOracleMode(cli->judge, &mode, &err)) ||
         dkv_openRemote(&remote, mode, NULL, DEVICE_TIMEOUT, &err)) {
         free(items);

@@ -165,13 +165,14 @@ static int prepare(const dkv_cli *cli, dkv_kernel_spec kernels[2], dkv_problem *
     for (int k = 0; k < 2 && !rc; k++) rc = dkv_parseKernelSpec(cli->words[k], &kernels[k], err);
     if (!rc) rc = dkv_selectWords(cli->words + 2, cli->n_words - 2, &sel, err);
     if (!rc && sel.n != 1) rc = dkv_fail(err, DKV_EUSER, "compare: one line, not %ld", sel.n);
-    dkv_item item = {rc ? NULL : sel.lines[0], 0};
+    char *line = rc ? NULL : sel.lines[0];
+    const dkv_item items[2] = {{line, 0}, {line, 1}};
     const dkv_session session = {
-        .items = &item, .n_items = 1, .kernels = kernels, .n_kernels = 2, .data_dir = dkv_dataDir()};
+        .items = items, .n_items = 2, .kernels = kernels, .replicated = replicated, .n_kernels = 2, .data_dir = dkv_dataDir()};
     if (!rc) rc = dkv_checkRecordPath(cli->json, err);
     if (!rc) rc = dkv_probeKernels(kernels, 2, cli->timeout, replicated, err);
-    for (int k = 0; k < 2 && !rc; k++) rc = dkv_precheckItems(&session, &replicated[k], err);
-    if (!rc) rc = dkv_parseProblem(item.line, NULL, p, err);
+    if (!rc) rc = dkv_precheckItems(&session, err);
+    if (!rc) rc = dkv_parseProblem(line, NULL, p, err);
     dkv_freeSelection(&sel);
     return rc;
 }

@@ -30,10 +30,10 @@ static int prepare(const dkv_cli *cli, dkv_problem *p, dkv_err *err) {
     if (!rc && sel.n != 1) rc = dkv_fail(err, DKV_EUSER, "diagnose: one line, not %ld", sel.n);
     dkv_item item = {rc ? NULL : sel.lines[0], 0};
     const dkv_session session = {
-        .items = &item, .n_items = 1, .kernels = cli->kernels, .n_kernels = 1, .data_dir = dkv_dataDir()};
+        .items = &item, .n_items = 1, .kernels = cli->kernels, .replicated = &replicated, .n_kernels = 1, .data_dir = dkv_dataDir()};
     if (!rc) rc = dkv_checkRecordPath(cli->json, err);
     if (!rc) rc = dkv_probeKernels(cli->kernels, 1, cli->timeout, &replicated, err);
-    if (!rc) rc = dkv_precheckItems(&session, &replicated, err);
+    if (!rc) rc = dkv_precheckItems(&session, err);
     if (!rc) rc = dkv_parseProblem(item.line, NULL, p, err);
     dkv_freeSelection(&sel);
     return rc;

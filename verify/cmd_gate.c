@@ -222,18 +222,18 @@ static int checkWords(const run *r, dkv_err *err) {
 static int runSuite(run *r, const dkv_selection *sel, dkv_fits *fits, dkv_session *session, dkv_err *err) {
     static dkv_remote remote; /* static: outlives an interrupted run's threads, as the session does */
     const dkv_cli *cli = r->cli;
-    bool replicated;
+    static bool replicated; /* static: outlives an interrupted run's threads */
     dkv_item *items = calloc((size_t)sel->n + 1, sizeof *items);
     if (!items) return dkv_fail(err, DKV_EHARNESS, "out of memory for cases");
     for (long i = 0; i < sel->n; i++) items[i] = (dkv_item){sel->lines[i], 0};
-    *session = (dkv_session){.kernels = cli->kernels, .n_kernels = 1, .items = items, .n_items = sel->n,
+    *session = (dkv_session){.kernels = cli->kernels, .replicated = &replicated, .n_kernels = 1, .items = items, .n_items = sel->n,
                              .jobs = cli->jobs, .timeout = cli->timeout, .budget = cli->budget / r->shares,
                              .repeats = cli->repeats, .strength = true, .fits = cli->arithmetic ? fits : NULL,
                              .remote = &remote, .data_dir = dkv_dataDir(), .report = takeResult, .arg = r};
     int rc = sel->n ? 0 : dkv_fail(err, DKV_EHARNESS, "no case was selected, so nothing was learned");
     if (!rc) rc = dkv_probeKernels(cli->kernels, 1, cli->timeout, &replicated, err);
     if (!rc && cli->perf) rc = dkv_probeKernels(&r->baseline, 1, cli->timeout, NULL, err);
-    if (!rc) rc = dkv_precheckItems(session, &replicated, err);
+    if (!rc) rc = dkv_precheckItems(session, err);
     if (!rc && cli->arithmetic) rc = dkv_checkArithmeticWord(cli->arithmetic, err);
     if (!rc && cli->arithmetic)
         rc = dkv_fitKernel(cli->kernels, cli->arithmetic, 7, cli->timeout, dkv_dataDir(), fits, err);

@@ -45,11 +45,13 @@ done:
     return rc;
 }
 
-int dkv_precheckItems(const dkv_session *s, const bool *replicated, dkv_err *err) {
+static bool isReplicated(const dkv_session *s, const dkv_item *item) { return s->replicated && s->replicated[item->kernel]; }
+
+int dkv_precheckItems(const dkv_session *s, dkv_err *err) {
     double available = dkv_availableMemory();
     for (long i = 0; i < s->n_items; i++) {
         const dkv_item *item = &s->items[i];
-        int rc = precheckLine(s, item->line, replicated && replicated[item->kernel], available, err);
+        int rc = precheckLine(s, item->line, isReplicated(s, item), available, err);
         if (rc) return rc;
     }
     return 0;
@@ -150,7 +152,7 @@ static void runItem(pool *p, long index, dkv_worker *workers, dkv_worker *peer) 
         free(r); /* parsed before: only memory can be missing, and there is no result to carry that */
         return;
     }
-    double need = dkv_estimateCase(&problem, false);
+    double need = dkv_estimateCase(&problem, isReplicated(s, item));
     pthread_mutex_lock(&p->lock);
     while (p->reserved > 0 && p->reserved + need > p->room && !dkv_stopRequested) {
         struct timespec until;

@@ -15,6 +15,7 @@ typedef void (*dkv_result_fn)(const dkv_result *r, long index, long total, void 
 
 typedef struct dkv_session {
     const dkv_kernel_spec *kernels;
+    const bool *replicated; /* which of them want the replicated layout (dkv_probeKernels); NULL: none */
     int n_kernels;
     const dkv_item *items;
     long n_items;
@@ -40,7 +41,7 @@ typedef struct dkv_session {
 int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool *replicated, dkv_err *err);
 /* Parses every line, and refuses before anything runs: inadmissible masks, unknown fills, missing recordings,
  * sizes beyond memory. */
-int dkv_precheckItems(const dkv_session *s, const bool *replicated, dkv_err *err);
+int dkv_precheckItems(const dkv_session *s, dkv_err *err);
 /* Useful FLOPs, forward and backward, of all cases. */
 double dkv_countWork(const dkv_session *s);
 /* Level of one test: the budget over all the tests that this run may make. */
