@@ -25,3 +25,18 @@ int dkv_readRow(FILE *f, char **row, size_t *room, size_t *n, dkv_err *err) {
     if (*n) (*row)[*n] = 0;
     return 0;
 }
+
+int dkv_takeRows(FILE *f, const char *path, dkv_row_fn take, void *arg, dkv_err *err) {
+    char *row = NULL;
+    size_t room = 0, n = 0;
+    dkv_err why = {0};
+    int rc = 0;
+    for (long number = 1; !rc; number++) {
+        rc = dkv_readRow(f, &row, &room, &n, &why);
+        if (!rc && n == 0) break;
+        if (!rc && (row[strspn(row, " \t\r\n")] || strlen(row) < n)) rc = take(row, n, number, arg, &why); /* a 0 byte is no blank */
+        if (rc) dkv_fail(err, (dkv_code)rc, "%s:%ld: %s", path, number, why.text);
+    }
+    free(row);
+    return rc;
+}

@@ -38,6 +38,8 @@ typedef enum dkv_tensor_id {
 void dkv_countOutputs(const dkv_layout *l, int64_t n[DKV_N_OUTPUTS]);
 double *dkv_outputAt(const dkv_outputs *o, dkv_tensor_id id);
 const char *dkv_tensorName(dkv_tensor_id id); /* "O", "LSE", "dQ", ... */
+/* Of rows of a root, or of its descendants: the two regions of a tensor. */
+static inline const char *dkv_regionName(int response) { return response ? "response" : "prompt"; }
 
 int dkv_allocOutputs(const dkv_layout *l, dkv_outputs *out, dkv_err *err); /* zeroed */
 void dkv_freeOutputs(dkv_outputs *o);

@@ -177,35 +177,29 @@ int dkv_addEvidence(dkv_evidence *e, const char *json) {
     return rc;
 }
 
+static int takeRow(char *row, size_t n, long number, void *arg, dkv_err *err) {
+    dkv_evidence *e = arg;
+    int got = strlen(row) == n ? dkv_addEvidence(e, row) : 0;
+    (void)number;
+    if (got < 0) return dkv_fail(err, DKV_EHARNESS, "out of memory for a certificate");
+    if (!got) return dkv_fail(err, DKV_EUSER, "not a record (nothing is certified on part of a file)");
+    e->files[e->n_files - 1].records++;
+    return 0;
+}
+
 int dkv_readEvidence(dkv_evidence *e, const char *path, const char *hash, dkv_err *err) {
-    char *row = NULL;
-    size_t room = 0, n = 0;
-    long number = 0;
-    int rc = 0;
-    dkv_err why = {0};
+    for (int i = 0; i < e->n_files; i++)
+        if (strcmp(e->files[i].hash, hash) == 0)
+            return dkv_fail(err, DKV_EUSER, "'%s' and '%s' hold the same records: nothing counts twice", e->files[i].path, path);
+    dkv_cert_file *files = realloc(e->files, (size_t)(e->n_files + 1) * sizeof *files);
+    if (!files) return dkv_fail(err, DKV_EHARNESS, "out of memory for records");
+    e->files = files;
+    dkv_cert_file *file = &files[e->n_files++];
+    *file = (dkv_cert_file){.path = strdup(path), .hash = strdup(hash)};
+    if (!file->path || !file->hash) return dkv_fail(err, DKV_EHARNESS, "out of memory for records");
     FILE *f = fopen(path, "re");
     if (!f) return dkv_fail(err, DKV_EUSER, "cannot read '%s': %s", path, strerror(errno));
-    for (int i = 0; i < e->n_files; i++)
-        if (strcmp(e->files[i].hash, hash) == 0) {
-            fclose(f);
-            return dkv_fail(err, DKV_EUSER, "'%s' and '%s' hold the same records: nothing counts twice", e->files[i].path, path);
-        }
-    dkv_cert_file *files = realloc(e->files, (size_t)(e->n_files + 1) * sizeof *files);
-    if (files) e->files = files;
-    dkv_cert_file *file = files ? &files[e->n_files++] : NULL;
-    if (file) *file = (dkv_cert_file){.path = strdup(path), .hash = strdup(hash)};
-    if (!file || !file->path || !file->hash) rc = dkv_fail(err, DKV_EHARNESS, "out of memory for records");
-    while (!rc) {
-        number++;
-        if (dkv_readRow(f, &row, &room, &n, &why)) rc = dkv_fail(err, why.code, "%s:%ld: %s", path, number, why.text);
-        if (rc || n == 0) break;
-        if (!row[strspn(row, " \t\r\n")] && strlen(row) == n) continue;
-        int got = strlen(row) == n ? dkv_addEvidence(e, row) : 0;
-        if (got < 0) rc = dkv_fail(err, DKV_EHARNESS, "%s:%ld: out of memory for a certificate", path, number);
-        else if (!got) rc = dkv_fail(err, DKV_EUSER, "%s:%ld: not a record (nothing is certified on part of a file)", path, number);
-        else file->records++;
-    }
-    free(row);
+    int rc = dkv_takeRows(f, path, takeRow, e, err);
     fclose(f);
     return rc;
 }

@@ -91,7 +91,6 @@ static dkv_gather_kernel *findKernel(dkv_gather *g, const char *name) {
 }
 
 static void addTensor(dkv_gather_kernel *k, dkv_gather_row *w, int id, const cJSON *t) {
-    static const char *const names[2] = {"prompt", "response"};
     const cJSON *regions = cJSON_GetObjectItemCaseSensitive(t, "regions");
     double ratio = dkv_numberOf(t, "max_bound_ratio", NAN), rms = dkv_numberOf(t, "twin_rms", NAN);
     w->cases++;
@@ -104,7 +103,7 @@ static void addTensor(dkv_gather_kernel *k, dkv_gather_row *w, int id, const cJS
     }
     k->elements += sizeOf(t, "total");
     for (int i = 0; i < 2; i++) {
-        const cJSON *part = cJSON_GetObjectItemCaseSensitive(regions, names[i]);
+        const cJSON *part = cJSON_GetObjectItemCaseSensitive(regions, dkv_regionName(i));
         if (cJSON_IsObject(part)) addRatio(&k->ratio[id][i], dkv_numberOf(part, "max_bound_ratio", NAN));
     }
     if (!cJSON_GetObjectItemCaseSensitive(t, "twin_rms")) return;

@@ -60,7 +60,6 @@ static FILE *beginPlot(plots *p, const char *what, int k, const char *title, con
 /* ---- error over bound ---- */
 
 static int plotRatios(plots *p, const dkv_gather_kernel *k, int number) {
-    static const char *const regions[2] = {"prompt", "response"};
     FILE *f = beginPlot(p, "ratio", number, "largest error over bound of each case", k->name);
     int row = 0;
     if (!f) return DKV_EUSER;
@@ -70,7 +69,7 @@ static int plotRatios(plots *p, const dkv_gather_kernel *k, int number) {
         for (int r = 0; r < 2; r++) {
             const dkv_strip *s = &k->ratio[t][r];
             if (!s->cases) continue;
-            fprintf(p->script, "%s'%s %s' %d", row ? ", " : "", dkv_tensorName((dkv_tensor_id)t), regions[r], -row);
+            fprintf(p->script, "%s'%s %s' %d", row ? ", " : "", dkv_tensorName((dkv_tensor_id)t), dkv_regionName(r), -row);
             for (int outside = 0; outside < 2; outside++)
                 for (int i = 0; i < DKV_GATHER_BINS; i++)
                     if (s->bins[outside][i]) fprintf(f, "%.5g %d %ld %d\n", dkv_ratioOfBin(i + 0.5), -row, s->bins[outside][i], outside);

@@ -46,7 +46,6 @@ static void closeDrawing(int rows, double one, const double *ticks, const double
 }
 
 void dkv_drawRatios(const dkv_gather_kernel *k, FILE *f) {
-    static const char *const regions[2] = {"prompt", "response"};
     static const double ticks[] = {1e-4, 1e-3, 1e-2, 0.1, 1, 10};
     double bins[6];
     char name[40];
@@ -59,7 +58,7 @@ void dkv_drawRatios(const dkv_gather_kernel *k, FILE *f) {
     for (int t = 0; t < DKV_N_OUTPUTS; t++)
         for (int r = 0; r < 2; r++) {
             if (!k->ratio[t][r].cases) continue;
-            snprintf(name, sizeof name, "%s %s", dkv_tensorName((dkv_tensor_id)t), regions[r]);
+            snprintf(name, sizeof name, "%s %s", dkv_tensorName((dkv_tensor_id)t), dkv_regionName(r));
             drawRow(&k->ratio[t][r], row++, dkv_ratioOfBin, name, f);
         }
     closeDrawing(rows, bins[4], ticks, bins, 6, "largest error / bound (1: all that rounding can explain)", f);

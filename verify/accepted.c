@@ -211,27 +211,23 @@ static cJSON *makeHead(const dkv_accepted *a, const char *hex) {
 }
 
 int dkv_writeAccepted(dkv_accepted *a, const char *path, dkv_err *err) {
-    char *rest = NULL, *temporary = NULL, hex[65];
-    size_t n = 0;
-    int rc = 0, fd = -1;
-    FILE *rows = open_memstream(&rest, &n), *f = NULL;
+    char *rest = NULL, *all = NULL, hex[65];
+    size_t n = 0, size = 0;
+    int rc = 0;
+    FILE *rows = open_memstream(&rest, &n);
     dkv_sortAccepted(a);
     for (long i = 0; rows && i < a->n && !rc; i++) rc = putLine(rows, makeRow(&a->rows[i]));
-    if (!rows || !a->n || fclose(rows) || rc || asprintf(&temporary, "%s.XXXXXX", path) < 0) {
+    if (!rows || !a->n || fclose(rows) || rc) {
         free(rest);
         return dkv_fail(err, DKV_EHARNESS, a->n ? "out of memory for accepted rows" : "nothing ran that could be accepted");
     }
     dkv_digestBytes(rest, n, hex);
-    fd = mkostemp(temporary, O_CLOEXEC);
-    f = fd >= 0 ? fdopen(fd, "w") : NULL;
-    bool bad = !f || fchmod(fd, 0644) || putLine(f, makeHead(a, hex)) || fwrite(rest, 1, n, f) != n || fflush(f) ||
-               fsync(fd);
+    FILE *f = open_memstream(&all, &size);
+    bool bad = !f || putLine(f, makeHead(a, hex)) || fwrite(rest, 1, n, f) != n;
     if (f && fclose(f)) bad = true;
-    if (bad || dkv_replaceFile(temporary, path) != 0) {
-        rc = dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", path, strerror(errno));
-        if (fd >= 0) unlink(temporary);
-    }
-    free(temporary);
+    if (bad) rc = dkv_fail(err, DKV_EHARNESS, "out of memory for accepted rows");
+    else if (dkv_writeWhole(path, all, size)) rc = dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", path, strerror(errno));
+    free(all);
     free(rest);
     return rc;
 }

@@ -68,7 +68,7 @@ void dkv_nameElement(const dkv_layout *l, dkv_tensor_id id, int64_t index, char 
         if (row >= start && row < start + len) s = &v->segments[i];
     }
     int wrote = snprintf(out, n, "group %d, segment %d (%s) row %lld, head %lld", s->group,
-                         (int)(s - v->segments), s->depth ? "response" : "prompt",
+                         (int)(s - v->segments), dkv_regionName(s->depth > 0),
                          (long long)(row - (by_key ? s->k_start : s->q_start)), (long long)head);
     if (c >= 0 && wrote > 0 && (size_t)wrote < n)
         snprintf(out + wrote, n - (size_t)wrote, ", dim %lld", (long long)c);

@@ -37,41 +37,13 @@ static int readFile(dkv_evidence *e, const char *word, const char *out, dkv_err 
     return rc;
 }
 
-/* The command that makes it again, malloc'ed. */
-static char *commandOf(const dkv_cli *cli) {
-    char *text = NULL;
-    size_t n = 0;
-    FILE *f = open_memstream(&text, &n);
-    if (!f) return NULL;
-    fprintf(f, "dualkv certificate");
-    for (int i = -3; i < cli->n_words; i++) {
-        static const char *const options[] = {" --kernel", " --device", " --out"};
-        const char *const values[] = {cli->named, cli->device, cli->out}, *value = i < 0 ? values[i + 3] : cli->words[i];
-        char word[4 * 4096];
-        if (!value) continue;
-        dkv_quoteWord(value, word, sizeof word);
-        fprintf(f, "%s %s", i < 0 ? options[i + 3] : "", word);
-    }
-    if (fclose(f) == 0) return text;
-    free(text);
-    return NULL;
-}
-
-static int writeFile(const char *path, const char *text, dkv_err *err) {
-    char *temporary = NULL;
+static int writeFile(const char *path, char *text, dkv_err *err) {
+    size_t n = strlen(text);
+    text[n++] = '\n'; /* in the place of its 0 */
     if (!path[0]) return dkv_fail(err, DKV_EUSER, "--out: no file name");
-    if (strcmp(path, "-") == 0) return printf("%s\n", text) < 0 ? dkv_fail(err, DKV_EHARNESS, "cannot write to stdout") : 0;
-    if (asprintf(&temporary, "%s.XXXXXX", path) < 0) return dkv_fail(err, DKV_EHARNESS, "out of memory for a path");
-    int fd = mkostemp(temporary, O_CLOEXEC), rc = 0;
-    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
-    bool bad = !f || fchmod(fd, 0644) || fprintf(f, "%s\n", text) < 0 || fflush(f) || fsync(fd);
-    if (f && fclose(f)) bad = true;
-    if (bad || dkv_replaceFile(temporary, path) != 0) {
-        rc = dkv_fail(err, fd < 0 || !bad ? DKV_EUSER : DKV_EHARNESS, "--out: cannot write '%s': %s", path, strerror(errno));
-        if (fd >= 0) unlink(temporary);
-    }
-    free(temporary);
-    return rc;
+    if (strcmp(path, "-") == 0) return fwrite(text, 1, n, stdout) < n ? dkv_fail(err, DKV_EHARNESS, "cannot write to stdout") : 0;
+    int rc = dkv_writeWhole(path, text, n);
+    return rc ? dkv_fail(err, rc == -1 ? DKV_EUSER : DKV_EHARNESS, "--out: cannot write '%s': %s", path, strerror(errno)) : 0;
 }
 
 static void saySpan(const dkv_evidence *e) {
@@ -93,7 +65,8 @@ static void saySpan(const dkv_evidence *e) {
 int dkv_cmdCertificate(const dkv_cli *cli) {
     dkv_err err = {0};
     dkv_evidence *e = calloc(1, sizeof *e);
-    char *text = NULL, *command = commandOf(cli);
+    const char *const options[][2] = {{"--kernel", cli->named}, {"--device", cli->device}, {"--out", cli->out}};
+    char *text = NULL, *command = dkv_spellCommand("certificate", options, 3, cli->words, cli->n_words);
     int code = 0, rc = e && command ? 0 : dkv_fail(&err, DKV_EHARNESS, "out of memory for a certificate");
     if (rc) goto done;
     e->kernel = cli->named;

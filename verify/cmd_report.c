@@ -16,29 +16,6 @@
 #include "record.h"
 #include "status.h"
 
-static void writeWord(FILE *f, const char *option, const char *word) {
-    char *quoted = malloc(4 * 4096);
-    if (quoted) dkv_quoteWord(word, quoted, 4 * 4096);
-    fprintf(f, "%s %s", option, quoted ? quoted : "?");
-    free(quoted);
-}
-
-/* The command that makes the pages again, malloc'ed. */
-static char *commandOf(const dkv_cli *cli) {
-    char *text = NULL;
-    size_t n = 0;
-    FILE *f = open_memstream(&text, &n);
-    if (!f) return NULL;
-    fprintf(f, "dualkv report");
-    if (cli->html) writeWord(f, " --html", cli->html);
-    if (cli->markdown) writeWord(f, " --markdown", cli->markdown);
-    if (cli->plots) writeWord(f, " --plots", cli->plots);
-    for (int i = 0; i < cli->n_words; i++) writeWord(f, "", cli->words[i]);
-    if (fclose(f) == 0) return text;
-    free(text);
-    return NULL;
-}
-
 static int gatherFile(dkv_gather *g, const char *path, dkv_err *err) {
     char hash[65] = "";
     struct stat s;
@@ -110,7 +87,8 @@ int dkv_makeReport(const dkv_cli *cli, dkv_err *err) {
     dkv_gather g = {0};
     int rc = 0;
     long records = 0;
-    char *command = commandOf(cli);
+    const char *const options[][2] = {{"--html", cli->html}, {"--markdown", cli->markdown}, {"--plots", cli->plots}};
+    char *command = dkv_spellCommand("report", options, 3, cli->words, cli->n_words);
     if (cli->n_words == 0)
         rc = dkv_fail(err, DKV_EUSER, "report: which records? (a file that --json wrote)");
     else if (!command)

@@ -37,6 +37,25 @@ void dkv_quoteWord(const char *text, char *out, size_t n) {
     out[at] = 0;
 }
 
+char *dkv_spellCommand(const char *name, const char *const (*options)[2], int n_options, const char *const *words, int n_words) {
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    if (!f) return NULL;
+    fprintf(f, "dualkv %s", name);
+    for (int i = 0; i < n_options + n_words; i++) {
+        const char *word = i < n_options ? options[i][1] : words[i - n_options];
+        char quoted[4 * PATH_MAX];
+        if (!word) continue;
+        dkv_quoteWord(word, quoted, sizeof quoted);
+        if (i < n_options) fprintf(f, " %s", options[i][0]);
+        fprintf(f, " %s", quoted);
+    }
+    if (fclose(f) == 0) return text;
+    free(text);
+    return NULL;
+}
+
 static const char *arithmetic_word;
 
 void dkv_nameArithmetic(const char *word) { arithmetic_word = word; }
@@ -115,12 +134,11 @@ static void addWorst(cJSON *o, const dkv_where *w) {
     dkv_addNumber(worst, "got", w->got);
     dkv_addNumber(worst, "want", w->want);
     dkv_addNumber(worst, "bound", w->bound);
-    cJSON_AddStringToObject(worst, "region", w->region ? "response" : "prompt");
+    cJSON_AddStringToObject(worst, "region", dkv_regionName(w->region));
     dkv_addNumber(worst, "tile_edge", (double)w->tile_edge);
 }
 
 static void addTensors(cJSON *o, const dkv_result *r) {
-    static const char *const regions[2] = {"prompt", "response"};
     cJSON *tensors = cJSON_AddObjectToObject(o, "tensors");
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
         const dkv_judgement *j = &r->tensor[id];
@@ -131,7 +149,7 @@ static void addTensors(cJSON *o, const dkv_result *r) {
         cJSON *parts = cJSON_AddObjectToObject(t, "regions");
         for (int k = 0; k < 2; k++)
             if (j->region[k].total)
-                addPart(cJSON_AddObjectToObject(parts, regions[k]), &j->region[k], j->twin);
+                addPart(cJSON_AddObjectToObject(parts, dkv_regionName(k)), &j->region[k], j->twin);
         if (j->all.total) addWorst(t, &j->worst);
         dkv_addErrmap(t, "map", &r->map[id]);
     }

@@ -13,6 +13,9 @@ void dkv_nameArithmetic(const char *word); /* before the run; NULL: none */
 void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n);
 /* 'text' for a shell, plain where it needs no quotes; cut to n bytes. */
 void dkv_quoteWord(const char *text, char *out, size_t n);
+/* A command as a shell takes it, malloc'ed: `dualkv NAME OPTION VALUE… WORD…`, options without a value left out. NULL: out of
+ * memory. */
+char *dkv_spellCommand(const char *name, const char *const (*options)[2], int n_options, const char *const *words, int n_words);
 /* The words of the command that runs, for the records; before the first of them. */
 void dkv_nameCommand(int argc, char **argv);
 /* One line of JSON without newline, malloc'ed; NULL where out of memory. */

@@ -93,11 +93,13 @@ int dkv_selectWords(const char *const *words, int n, dkv_selection *out, dkv_err
     return rc;
 }
 
-static int addRecord(dkv_selection *s, const char *json, dkv_err *err) {
+static int addRecord(char *json, size_t n, long number, void *arg, dkv_err *err) {
+    dkv_selection *s = arg;
     cJSON *o = cJSON_Parse(json);
     const char *line = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, "line"));
     const char *kernel = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, "kernel"));
     int rc = 0;
+    (void)n, (void)number;
     if (kernel && strncmp(kernel, DKV_FILES_PREFIX, strlen(DKV_FILES_PREFIX)) == 0)
         rc = dkv_setFilesDir(kernel + strlen(DKV_FILES_PREFIX), err);
     if (!rc) rc = line ? addLine(s, line, kernel, err) : dkv_fail(err, DKV_EUSER, "not a record: '%.60s'", json);
@@ -106,25 +108,12 @@ static int addRecord(dkv_selection *s, const char *json, dkv_err *err) {
 }
 
 int dkv_selectFile(const char *path, dkv_selection *out, dkv_err *err) {
-    char *row = NULL;
-    size_t room = 0, n = 1;
-    long number = 0;
-    int rc = 0;
-    dkv_err why = {0};
     FILE *f = fopen(path, "r");
     if (!f) return dkv_fail(err, DKV_EUSER, "cannot read '%s': %s", path, strerror(errno));
-    int first = fgetc(f);
-    bool records = first == '{';
-    rewind(f);
-    while (records && !rc && n) {
-        number++;
-        rc = dkv_readRow(f, &row, &room, &n, &why);
-        if (!rc && n && row[strspn(row, " \t\r\n")]) rc = addRecord(out, row, &why);
-        if (rc) dkv_fail(err, (dkv_code)rc, "%s:%ld: %s", path, number, why.text);
-    }
-    free(row);
+    const int first = ungetc(fgetc(f), f);
+    int rc = first == '{' ? dkv_takeRows(f, path, addRecord, out, err) : 0;
     fclose(f);
-    return records ? rc : addSuite(out, path, err);
+    return first == '{' ? rc : addSuite(out, path, err);
 }
 
 static int changeLine(char **text, uint64_t reseed, bool forward, dkv_err *err) {

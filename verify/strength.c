@@ -28,7 +28,7 @@ int dkv_lengthClass(int64_t tokens) {
 
 void dkv_stratumName(int tensor, int region, int length, char *out, size_t n) {
     long long least = length ? most_of_class[length - 1] + 1 : 1;
-    const char *name = dkv_tensorName((dkv_tensor_id)tensor), *where = region ? "response" : "prompt";
+    const char *name = dkv_tensorName((dkv_tensor_id)tensor), *where = dkv_regionName(region);
     if (tensor == DKV_DSINK) snprintf(out, n, "%s", name);
     else if (length == DKV_LENGTH_CLASSES - 1) snprintf(out, n, "%s %s %lld-", name, where, least);
     else snprintf(out, n, "%s %s %lld-%lld", name, where, least, (long long)most_of_class[length]);

@@ -51,9 +51,13 @@ static int checkLine(const char *line, dkv_err *err) {
     return rc;
 }
 
-static int addWaiver(dkv_waivers *w, char *text, int number, dkv_err *err) {
+static int addWaiver(char *text, size_t n, long number, void *arg, dkv_err *err) {
+    dkv_waivers *w = arg;
     char *field[4];
     dkv_kernel_spec spec;
+    (void)n;
+    text[strcspn(text, "\r\n")] = 0;
+    if (text[strspn(text, " \t")] == '#') return 0;
     if (!cutFields(text, field, 4))
         return dkv_fail(err, DKV_EUSER, "not LINE | KERNEL | REASON | YYYY-MM-DD");
     if (!isDay(field[3])) return dkv_fail(err, DKV_EUSER, "'%.40s' is not a day (YYYY-MM-DD)", field[3]);
@@ -67,37 +71,20 @@ static int addWaiver(dkv_waivers *w, char *text, int number, dkv_err *err) {
     w->list = list;
     dkv_waiver *one = &list[w->n++];
     *one = (dkv_waiver){
-        .line = strdup(field[0]), .kernel = strdup(field[1]), .reason = strdup(field[2]), .number = number};
+        .line = strdup(field[0]), .kernel = strdup(field[1]), .reason = strdup(field[2]), .number = (int)number};
     memcpy(one->until, field[3], sizeof one->until);
     return one->line && one->kernel && one->reason ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory");
 }
 
 int dkv_loadWaivers(const char *path, bool needed, dkv_waivers *out, dkv_err *err) {
     FILE *f = fopen(path, "re");
-    char *row = NULL;
-    size_t room = 0, n = 1;
-    dkv_err why = {0};
-    int rc = 0, number = 0;
     time_t now = time(NULL);
     struct tm day;
     *out = (dkv_waivers){0};
     strftime(out->today, sizeof out->today, "%Y-%m-%d", gmtime_r(&now, &day));
     if (!f && errno == ENOENT && !needed) return 0;
     if (!f) return dkv_fail(err, DKV_EUSER, "cannot read '%s': %s", path, strerror(errno));
-    while (!rc && n) {
-        number++;
-        rc = dkv_readRow(f, &row, &room, &n, &why);
-        if (!rc && n == 0) break;
-        if (rc) {
-            dkv_fail(err, (dkv_code)rc, "%s:%d: %s", path, number, why.text);
-            break;
-        }
-        row[strcspn(row, "\r\n")] = 0;
-        const char *first = row + strspn(row, " \t");
-        if (*first && *first != '#') rc = addWaiver(out, row, number, &why);
-        if (rc) dkv_fail(err, (dkv_code)rc, "%s:%d: %s", path, number, why.text);
-    }
-    free(row);
+    int rc = dkv_takeRows(f, path, addWaiver, out, err);
     fclose(f);
     if (rc) dkv_freeWaivers(out);
     return rc;
