@@ -2,11 +2,16 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
 
 /* First 32 bits of the fractional parts of the cube roots of the first 64 primes. */
 static const uint32_t constants[64] = {
@@ -39,6 +44,58 @@ static void add_block(uint32_t h[8], const unsigned char *b) {
     for (int i = 0; i < 8; i++) h[i] += s[i];
 }
 
+void dkv_addBlocksPlain(uint32_t h[8], const unsigned char *b, size_t blocks) {
+    for (; blocks; blocks--, b += 64) add_block(h, b);
+}
+
+#ifdef __x86_64__
+static bool has_sha(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_SSE4_1) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_SHA);
+}
+
+/* Four rounds a step by the processor's own instructions, on the state as they want it: words f e b a and h g d c. */
+__attribute__((target("sha,sse4.1"))) static void add_fast(uint32_t h[8], const unsigned char *b, size_t blocks) {
+    const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+    __m128i low = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)h), 0xb1);
+    __m128i high = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(h + 4)), 0x1b);
+    __m128i abef = _mm_alignr_epi8(low, high, 8), cdgh = _mm_blend_epi16(high, low, 0xf0);
+    for (; blocks; blocks--, b += 64) {
+        __m128i w[4], abef_was = abef, cdgh_was = cdgh;
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            __m128i *now = &w[i % 4], before = w[(i + 3) % 4]; /* words t-16 to t-13; t-4 to t-1 */
+            if (i < 4)
+                *now = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(b + 16 * i)), big_endian);
+            else
+                *now = _mm_sha256msg2_epu32(_mm_add_epi32(_mm_sha256msg1_epu32(*now, w[(i + 1) % 4]),
+                                                          _mm_alignr_epi8(before, w[(i + 2) % 4], 4)), before);
+            __m128i k = _mm_add_epi32(*now, _mm_loadu_si128((const __m128i *)(constants + 4 * i)));
+            cdgh = _mm_sha256rnds2_epu32(cdgh, abef, k);
+            abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(k, 0x0e));
+        }
+        abef = _mm_add_epi32(abef, abef_was);
+        cdgh = _mm_add_epi32(cdgh, cdgh_was);
+    }
+    low = _mm_shuffle_epi32(abef, 0x1b);
+    high = _mm_shuffle_epi32(cdgh, 0xb1);
+    _mm_storeu_si128((__m128i *)h, _mm_blend_epi16(low, high, 0xf0));
+    _mm_storeu_si128((__m128i *)(h + 4), _mm_alignr_epi8(high, low, 8));
+}
+#endif
+
+static void add_blocks(uint32_t h[8], const unsigned char *b, size_t blocks) {
+#ifdef __x86_64__
+    static int fast = -1; /* the same from every thread */
+    if (fast < 0) fast = has_sha();
+    if (fast) {
+        add_fast(h, b, blocks);
+        return;
+    }
+#endif
+    dkv_addBlocksPlain(h, b, blocks);
+}
+
 static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
 
 /* The last bytes, fewer than 64, in a buffer with room for 128; total: of all. */
@@ -47,7 +104,7 @@ static void finish(uint32_t h[8], unsigned char *data, size_t have, uint64_t tot
     memset(data + have, 0, end - have);
     data[have] = 0x80;
     for (int i = 0; i < 8; i++) data[end - 1 - (size_t)i] = (unsigned char)(total * 8 >> 8 * i);
-    for (size_t i = 0; i < end; i += 64) add_block(h, data + i);
+    add_blocks(h, data, end / 64);
     for (int i = 0; i < 8; i++) snprintf(hex + 8 * i, 9, "%08x", h[i]);
 }
 
@@ -57,7 +114,7 @@ void dkv_digestBytes(const void *data, size_t n, char hex[65]) {
     uint32_t h[8];
     size_t whole = n / 64 * 64;
     memcpy(h, start, sizeof h);
-    for (size_t i = 0; i < whole; i += 64) add_block(h, bytes + i);
+    add_blocks(h, bytes, whole / 64);
     if (n > whole) memcpy(last, bytes + whole, n - whole);
     finish(h, last, n - whole, n, hex);
 }
@@ -71,10 +128,10 @@ void dkv_addDigest(dkv_digest *d, const void *data, size_t n) {
     const unsigned char *bytes = data;
     d->total += n;
     while (n) {
-        if (d->have == 0 && n >= 64) { /* a whole block where it lies */
-            add_block(d->h, bytes);
-            bytes += 64;
-            n -= 64;
+        if (d->have == 0 && n >= 64) { /* whole blocks where they lie */
+            add_blocks(d->h, bytes, n / 64);
+            bytes += n / 64 * 64;
+            n %= 64;
             continue;
         }
         size_t part = n < 64 - d->have ? n : 64 - d->have;
@@ -83,7 +140,7 @@ void dkv_addDigest(dkv_digest *d, const void *data, size_t n) {
         n -= part;
         d->have += part;
         if (d->have < 64) return;
-        add_block(d->h, d->rest);
+        add_blocks(d->h, d->rest, 1);
         d->have = 0;
     }
 }
@@ -110,7 +167,7 @@ int dkv_hashFile(const char *path, char hex[65], dkv_err *err) {
         total += (uint64_t)got;
         have += (size_t)got;
         size_t whole = have / 64 * 64;
-        for (size_t i = 0; i < whole; i += 64) add_block(h, data + i);
+        add_blocks(h, data, whole / 64);
         memmove(data, data + whole, have -= whole);
     }
     if (fd >= 0) close(fd);

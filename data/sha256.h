@@ -22,4 +22,7 @@ typedef struct dkv_digest {
 void dkv_startDigest(dkv_digest *d);
 void dkv_addDigest(dkv_digest *d, const void *data, size_t n);
 void dkv_endDigest(const dkv_digest *d, char hex[65]);
+
+/* Whole blocks of 64 bytes into a state, in plain C; the others use the processor's instructions where it has them. */
+void dkv_addBlocksPlain(uint32_t h[8], const unsigned char *b, size_t blocks);
 #endif
