@@ -1,5 +1,5 @@
-/* The house rules of includes: each header compiles alone as C11 (and under nvcc where there is one), and
- * each room includes only the rooms below it. Runs from the root of the source tree. */
+/* The house rules of includes (design, "The house"): each header compiles alone as C11 (and under nvcc where there is one),
+ * each room includes only the rooms below it, kernels and references share no mask. Runs from the root of the source tree. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -17,7 +17,7 @@ static const char *const rooms[][6] = {
     {"cuda", "ref"},
     {"verify", "data", "ref"},
     {"fuzz", "verify", "data", "ref"},
-    {"reports", "verify", "data", "ref"}, /* of these what reads records only: see mayInclude */
+    {"reports", "verify", "data", "ref"}, /* of verify and data what reads records only: see mayInclude */
 };
 #define N_ROOMS (sizeof rooms / sizeof *rooms)
 
@@ -91,16 +91,24 @@ static void headers_compile_under_nvcc(void **state) {
     if (status) fail_msg("under nvcc:\n%s", out);
 }
 
+/* All that reports know of a run is in its records: beside these, names of statuses, and how JSON is read. */
+static int readsRecords(const char *target, const char *file) {
+    static const char *const open[] = {"verify/status.h", "data/fields.h", "data/jsonfile.h", "data/sha256.h"};
+    char path[300];
+    int found = !strcmp(target, "ref") || !strcmp(target, "reports");
+    snprintf(path, sizeof path, "%s/%s", target, file);
+    for (size_t i = 0; i < sizeof open / sizeof *open; i++) found |= !strcmp(path, open[i]);
+    return found;
+}
+
 static int mayInclude(size_t room, const char *target, const char *file) {
-    if (!strcmp(rooms[room][0], "reports") && !strcmp(target, "verify") && strncmp(file, "record", 6))
-        return 0;
-    if (!strcmp(rooms[room][0], "reports") && !strcmp(target, "data") && strcmp(file, "fields.h") && strcmp(file, "jsonfile.h") &&
-        strcmp(file, "sha256.h"))
-        return 0;
+    if (!strcmp(rooms[room][0], "reports") && !readsRecords(target, file)) return 0;
     for (int i = 0; rooms[room][i]; i++)
         if (!strcmp(rooms[room][i], target)) return 1;
     return 0;
 }
+
+#define PROGRAM_HEADER "gate_run.h" /* stands on all rooms itself: for the program alone */
 
 /* "../ROOM/FILE" and "ROOM/FILE" name a room; a plain name is a neighbour and must exist. Returns 1 if it is
  * right. */
@@ -108,6 +116,7 @@ static int checkInclude(size_t room, const char *include) {
     char target[64], path[300];
     const char *rest = strncmp(include, "../", 3) ? include : include + 3, *slash = strchr(rest, '/');
     if (!slash) {
+        if (!strcmp(rest, PROGRAM_HEADER)) return 0;
         snprintf(path, sizeof path, "%s/%s", rooms[room][0], rest);
         FILE *f = fopen(path, "r");
         if (f) fclose(f);
@@ -122,8 +131,14 @@ static int checkInclude(size_t room, const char *include) {
 /* The program stands on top of all rooms: main and its subcommands may include any; so may checks for a
  * device. */
 static int isProgram(const char *path) {
-    return !strncmp(path, "verify/cmd_", 11) || !strcmp(path, "verify/main.c") ||
-           !strcmp(path, "verify/gate_run.h") || !strncmp(path, "cuda/test_", 10);
+    static const char *const files[] = {"verify/main.c", "verify/" PROGRAM_HEADER, "verify/gate_perf.c", "verify/gate_words.c"};
+    int is = !strncmp(path, "verify/cmd_", 11) || !strncmp(path, "cuda/test_", 10);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) is |= !strcmp(path, files[i]);
+    return is;
+}
+
+static int mayUse(size_t room, const char *library) {
+    return strncmp(library, "cuda", 4) != 0 || !strcmp(rooms[room][0], "cuda");
 }
 
 static int checkFile(size_t room, const char *path) {
@@ -132,6 +147,8 @@ static int checkFile(size_t room, const char *path) {
     FILE *f = fopen(path, "r");
     assert_non_null(f);
     while (fgets(line, sizeof line, f)) {
+        if (sscanf(line, " # include <%199[^>]>", include) == 1 && !mayUse(room, include))
+            fail_msg("%s may not include <%s>: the program starts without CUDA", path, include);
         if (sscanf(line, " # include \"%199[^\"]\"", include) != 1) continue;
         seen++;
         if (!isProgram(path) && !checkInclude(room, include)) fail_msg("%s may not include \"%s\"", path, include);
@@ -142,7 +159,7 @@ static int checkFile(size_t room, const char *path) {
 
 static void rooms_include_downwards(void **state) {
     (void)state;
-    static const char *const kinds[] = {"c", "h", "cu", "cuh"};
+    static const char *const kinds[] = {"c", "h", "cu", "cuh", "inc"};
     int seen = 0;
     for (size_t r = 0; r < N_ROOMS; r++)
         for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
@@ -154,6 +171,62 @@ static void rooms_include_downwards(void **state) {
             globfree(&found);
         }
     assert_true(seen > 20);
+}
+
+/* A kernel from elsewhere has the public header alone; what stands in for a device (fake_*) may look into ref/. */
+static void kernels_of_others_see_the_public_header(void **state) {
+    (void)state;
+    static const char *const folders[] = {"verify/examples/*.c*", "verify/testkernels/*.c"};
+    int seen = 0;
+    for (size_t k = 0; k < 2; k++) {
+        glob_t found;
+        assert_int_equal(glob(folders[k], 0, NULL, &found), 0);
+        for (size_t i = 0; i < found.gl_pathc; i++) {
+            char line[1000], include[200];
+            FILE *f = fopen(found.gl_pathv[i], "r");
+            assert_non_null(f);
+            while (fgets(line, sizeof line, f)) {
+                if (sscanf(line, " # include \"%199[^\"]\"", include) != 1) continue;
+                seen++;
+                if (strcmp(include, "dualkv_kernel.h") && strcmp(include, "plain.c") &&
+                    !(strstr(found.gl_pathv[i], "/fake_") && !strncmp(include, "../../ref/", 10)))
+                    fail_msg("%s may not include \"%s\"", found.gl_pathv[i], include);
+            }
+            fclose(f);
+        }
+        globfree(&found);
+    }
+    assert_true(seen > 5);
+}
+
+/* What a file and all that it includes take in, by name: `what` among it? */
+static int reaches(const char *path, const char *what, int depth) {
+    char line[1000], include[200], next[600];
+    const char *base = strrchr(path, '/') + 1;
+    int found = !strcmp(base, what);
+    FILE *f = !found && depth < 20 ? fopen(path, "r") : NULL;
+    while (f && !found && fgets(line, sizeof line, f)) {
+        if (sscanf(line, " # include \"%199[^\"]\"", include) != 1) continue;
+        if (strncmp(include, "../", 3)) snprintf(next, sizeof next, "%.*s%s", (int)(base - path), path, include);
+        else snprintf(next, sizeof next, "%s", include + 3);
+        found = reaches(next, what, depth + 1);
+    }
+    if (f) fclose(f);
+    return found;
+}
+
+/* Each of the two is written from the definitions alone; only tests see both. */
+static void kernels_and_references_share_no_mask(void **state) {
+    (void)state;
+    static const char *const references[] = {"ref/ref_naive.c", "ref/ref_quad.c", "ref/ref_gauge.c", "ref/tiles.c", "ref/mask.c",
+                                             "ref/truth.c", "cuda/oracle_impl.cuh"};
+    static const char *const kernels[] = {"ref/emu.c", "ref/emu_forward.c", "ref/emu_backward.c", "ref/emu_tile.c", "cuda/forward.cu",
+                                          "cuda/backward.cu", "cuda/simple32.cu", "cuda/passes.cu"};
+    for (size_t i = 0; i < sizeof references / sizeof *references; i++)
+        if (reaches(references[i], "walk.h", 0)) fail_msg("%s takes in the kernels' mask", references[i]);
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+        if (reaches(kernels[i], "mask.h", 0) || reaches(kernels[i], "mask_pair.h", 0)) fail_msg("%s takes in the references' mask", kernels[i]);
+    assert_true(reaches("ref/mask.c", "mask_pair.h", 0) && reaches("cuda/forward.cu", "walk.h", 0)); /* it looks */
 }
 
 /* What is longer than this is two things. */
@@ -186,7 +259,9 @@ static void the_rule_refuses(void **state) {
     enum { REF, DATA, CUDA, VERIFY, FUZZ, REPORTS };
     assert_true(checkInclude(VERIFY, "../ref/mask.h") && checkInclude(VERIFY, "../data/fill.h"));
     assert_true(checkInclude(REF, "mask.h") && checkInclude(CUDA, "../ref/walk.h"));
-    assert_true(checkInclude(REPORTS, "../verify/record.h"));
+    assert_true(checkInclude(REPORTS, "../verify/status.h") && checkInclude(REPORTS, "report_map.h"));
+    assert_false(checkInclude(REPORTS, "../verify/record.h") || checkInclude(VERIFY, PROGRAM_HEADER));
+    assert_true(mayUse(CUDA, "cuda_runtime_api.h") && !mayUse(VERIFY, "cuda.h"));
     assert_false(checkInclude(REF, "../data/fill.h") || checkInclude(DATA, "../verify/judge.h"));
     assert_false(checkInclude(CUDA, "../data/fill.h") || checkInclude(VERIFY, "../fuzz/faults.h"));
     assert_true(checkInclude(REPORTS, "../data/fields.h"));
@@ -199,6 +274,8 @@ int main(void) {
         cmocka_unit_test(headers_compile_alone),
         cmocka_unit_test(headers_compile_under_nvcc),
         cmocka_unit_test(rooms_include_downwards),
+        cmocka_unit_test(kernels_of_others_see_the_public_header),
+        cmocka_unit_test(kernels_and_references_share_no_mask),
         cmocka_unit_test(files_are_short),
         cmocka_unit_test(the_rule_refuses),
     };

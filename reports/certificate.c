@@ -11,7 +11,7 @@
 #include "../data/sha256.h"
 #include "../ref/row.h"
 #include "../ref/tensors.h"
-#include "../verify/record.h"
+#include "../verify/status.h"
 
 #define VERSION 1
 

@@ -1,5 +1,5 @@
 /* report_gather.h: what a report says of a set of records, gathered one record at a time; its size grows with
- * their number by some bytes a line only. Reads records (verify/record.h), those of bench and those of power. Whatever stands in them is hostile: a
+ * their number by some bytes a line only. Reads records (of verify/record.h, bench and power). Whatever stands in them is hostile: a
  * line that is none of the three is counted and its number kept. */
 #ifndef DKV_REPORT_GATHER_H
 #define DKV_REPORT_GATHER_H
@@ -8,7 +8,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "../verify/record.h"
+#include "../ref/tensors.h"
+#include "../verify/status.h"
 #include "report_map.h"
 #include "report_power.h"
 

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "certificate.h"
-#include "../verify/record.h"
+#include "../verify/status.h"
 
 #define RECORD(line, status, more)                                                                                   \
     "{\"line\":\"" line "\",\"kernel\":\"k\",\"kernel_sha256\":\"aa\",\"status\":\"" status "\",\"why\":\"because\","  \
