@@ -314,6 +314,9 @@ int dkv_runBisection(dkv_bisection *h, dkv_err *err) {
     if (!rc) countRuns(h);
     if (!rc) rc = dkv_openTree(h->repo, h->ends[0], err);
     if (!rc && h->begun) h->begun(h);
+    if (!rc && h->arithmetic) rc = dkv_fitCommit(h->trying, h->ends[0], h->arithmetic, &h->held, err);
+    if (!rc && h->arithmetic) h->trying->held = &h->held;
+    if (!rc && h->arithmetic && h->fitted) h->fitted(h);
     if (!rc) rc = h->metric ? measureEnds(h, err) : testEnds(h, err);
     if (!rc) rc = search(h, err);
     return rc;

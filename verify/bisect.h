@@ -22,7 +22,9 @@ typedef struct dkv_bisection {
     double flaky;                   /* probability that a bad commit fails in one run; 0: it always does */
     double error;                   /* probability of a wrong answer by chance */
     int runs;                       /* as given; 0: what follows */
+    const char *arithmetic;         /* --arithmetic, or NULL */
     void (*begun)(const struct dkv_bisection *h); /* once the ends are named */
+    void (*fitted)(const struct dkv_bisection *h); /* --arithmetic auto: what the good end behaves as is in `held` */
     void (*tested)(const struct dkv_bisection *h, const dkv_tested *t);
     void *arg;
     /* out */
@@ -34,7 +36,7 @@ typedef struct dkv_bisection {
     int tensor;                     /* which it is, of any; -1: none */
     long line;                      /* and of which case */
     int side;                       /* +1: the bad end is above */
-    dkv_fits held;                  /* what a kernel that declares nothing is held to (metric) */
+    dkv_fits held;                  /* what a kernel that declares nothing is held to (metric, --arithmetic) */
     dkv_tested *list;               /* the ends first; owned */
     long n, room;
     dkv_bisect_end end;

@@ -403,6 +403,32 @@ int dkv_tryCommit(dkv_trying *t, const char *id, bool sure, dkv_trial *out, dkv_
     return rc;
 }
 
+int dkv_fitCommit(dkv_trying *t, const char *id, const char *word, dkv_fits *out, dkv_err *err) {
+    dkv_trial trial = {0};
+    dkv_kernel_spec spec;
+    unsigned types = 0;
+    char key[65];
+    if (strcmp(word, "auto")) {
+        dkv_nameFits(word, 7, out);
+        return 0;
+    }
+    for (long i = 0; i < t->n_lines; i++) {
+        dkv_problem p = {0};
+        if (!dkv_parseProblem(t->lines[i], dkv_knownFill, &p, NULL)) types |= 1u << p.dtype;
+        dkv_freeProblem(&p);
+    }
+    snprintf(trial.id, sizeof trial.id, "%s", id);
+    int rc = dkv_treeOf(t->repo, id, trial.tree, err);
+    if (!rc) rc = keyOf(t, trial.tree, "", 0, key, err);
+    if (!rc) rc = build(t, &trial, key, err);
+    if (!rc && trial.build != DKV_BUILD_OK)
+        rc = dkv_fail(err, DKV_EHARNESS, "--arithmetic auto: %.12s says nothing: %.300s", id, trial.why);
+    if (!rc) rc = placeKernel(t, &spec, err);
+    if (!rc) rc = dkv_fitKernel(&spec, word, types, t->timeout, dkv_dataDir(), out, err);
+    for (int type = 0; type < 3; type++) out->of[type].held = out->of[type].known;
+    return rc;
+}
+
 void dkv_freeTrial(dkv_trial *t) {
     free(t->rows);
     free(t->there);

@@ -54,6 +54,9 @@ int dkv_prepareTrying(dkv_trying *t, dkv_err *err);
  * is tried again, whatever the cache says. */
 int dkv_tryCommit(dkv_trying *t, const char *id, bool sure, dkv_trial *out, dkv_err *err);
 void dkv_freeTrial(dkv_trial *t);
+/* --arithmetic: what all commits are held to; `auto`: what fits that commit, which is built. Types that nothing fits are judged
+ * as ever. DKV_EHARNESS where it cannot be built. */
+int dkv_fitCommit(dkv_trying *t, const char *id, const char *word, dkv_fits *out, dkv_err *err);
 /* Tokens of --flags as environment of the build: DUALKV_FLAGS, and DUALKV_FLAGS_file_c of words "file.c=FLAGS". */
 int dkv_setFlags(const char *flags, dkv_err *err);
 

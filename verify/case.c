@@ -333,12 +333,13 @@ int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_er
     return rc;
 }
 
-int dkv_consultTwin(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
+int dkv_consultTwin(dkv_case *c, const dualkv_arithmetic *a, bool forward, dkv_err *err) {
     const dkv_side *s = &c->kernel;
     const dkv_outputs *own = &c->run[c->judged_run].out;
     const dkv_ref_options ref = {.threads = c->options->threads, .lse_stands_in = isAbsent(c, DKV_LSE)};
-    int rc = dkv_oracleTwin(s->p, s->l, s->in, a, &ref, own->o, own->lse, s->d.replicated ? &c->rep_oracle : &c->oracle,
-                            err);
+    dkv_inputs in = *s->in;
+    if (forward) in.d_o = NULL, in.d_lse = NULL;
+    int rc = dkv_oracleTwin(s->p, s->l, &in, a, &ref, own->o, own->lse, s->d.replicated ? &c->rep_oracle : &c->oracle, err);
     return rc || !s->d.replicated ? rc : packOracle(c, err);
 }
 
@@ -367,6 +368,19 @@ static bool fitsProfile(const dkv_result *r) {
         if (j->present && (j->failed || j->imprecise || j->biased)) return false;
     }
     return true;
+}
+
+/* Where no twin speaks, or only that of an arithmetic that was chosen because it fits. */
+static int judgeLeans(dkv_case *c, dkv_err *err) {
+    const dkv_result *r = c->result;
+    const dkv_fit *fit = c->options->fits ? &c->options->fits->of[c->kernel.p->dtype] : NULL;
+    const bool held = c->kernel.d.arithmetic.declared || (fit && fit->known && fit->held);
+    unsigned vouched = 0;
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        if (r->tensor[id].present && r->tensor[id].failed) return 0;
+        vouched |= held && c->oracle.has_twin[id] ? 1u << id : 0;
+    }
+    return dkv_judgeLeans(c, vouched, held || r->profile[0], err);
 }
 
 /* A kernel that declares nothing: the tightest named profile that it fits; if none, it is judged by the
@@ -433,6 +447,7 @@ static int judgeCase(dkv_case *c, dkv_err *err) {
     } else if (!rc) {
         rc = judgeUndeclared(c, err);
     }
+    if (!rc) rc = judgeLeans(c, err);
     if (!rc) dkv_describeArithmetic(&r->arithmetic, r->arithmetic_words, sizeof r->arithmetic_words);
     r->judged = !rc;
     r->declared = c->kernel.d.arithmetic.declared != 0;

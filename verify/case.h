@@ -6,6 +6,7 @@
 #include "errmap.h"
 #include "fit.h"
 #include "judge.h"
+#include "lean.h"
 #include "remote.h"
 #include "side.h"
 #include "status.h"
@@ -67,6 +68,7 @@ typedef struct dkv_result {
     dualkv_arithmetic arithmetic;
     char arithmetic_words[240], profile[DKV_FIT_WORDS]; /* profile: named where the kernel declares nothing */
     dkv_judgement tensor[DKV_N_OUTPUTS];
+    dkv_lean lean[DKV_N_OUTPUTS];
     double peer[DKV_N_OUTPUTS]; /* rms error over the peer's; 0: not there */
     dkv_finding finding[DKV_CHECKS_MAX];
     dkv_errmap map[DKV_N_OUTPUTS], weights[2]; /* of what is wrong; forward, backward */
@@ -111,8 +113,8 @@ void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *op
 
 /* Truth, bound and (if asked) twin of a case that has run, under the arithmetic `a`. */
 int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err);
-/* The twin alone, under another arithmetic, after the CPU was consulted; truth and bound stay. */
-int dkv_consultTwin(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err);
+/* The twin alone, under another arithmetic, after the CPU was consulted; truth and bound stay. forward: of O and LSE. */
+int dkv_consultTwin(dkv_case *c, const dualkv_arithmetic *a, bool forward, dkv_err *err);
 /* Frees what a case holds; not its problem, not its result. */
 void dkv_freeCase(dkv_case *c);
 

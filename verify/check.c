@@ -27,6 +27,7 @@ static const dkv_check table[] = {
     {"repeat", "two runs give the same bits where that is promised", dkv_checkRepeat},
     {"reuse", "other data in the same buffers, then the same in others: nothing is remembered", dkv_checkReuse},
     {"twin", "no more rounding than declared, no bias that it does not explain", dkv_checkTwin},
+    {"lean", "where no twin speaks: no tensor, region or head leans in a direction that no known rounding has", dkv_checkLean},
     {"peer", "error beside that of the same-precision replicated peer (never decides)", dkv_checkPeer},
 };
 _Static_assert(sizeof table / sizeof table[0] <= DKV_CHECKS_MAX, "room for every check");

@@ -15,6 +15,7 @@ void dkv_checkIsolation(dkv_case *c, dkv_finding *f);
 void dkv_checkFinite(dkv_case *c, dkv_finding *f);
 void dkv_checkBound(dkv_case *c, dkv_finding *f);
 void dkv_checkTwin(dkv_case *c, dkv_finding *f);
+void dkv_checkLean(dkv_case *c, dkv_finding *f);
 void dkv_checkCopies(dkv_case *c, dkv_finding *f);
 /* check_repeat.c */
 void dkv_checkReuse(dkv_case *c, dkv_finding *f);

@@ -110,6 +110,20 @@ void dkv_checkTwin(dkv_case *c, dkv_finding *f) {
     if (j) dkv_find(f, DKV_CHECK_DEFECT, j->biased ? DKV_ST_BIASED : DKV_ST_IMPRECISE, "%s", why);
 }
 
+void dkv_checkLean(dkv_case *c, dkv_finding *f) {
+    char why[380], others[60] = "";
+    size_t at = 0;
+    const dkv_lean *first = NULL;
+    for (int i = 0; i < DKV_N_OUTPUTS; i++) {
+        const dkv_lean *l = &c->result->lean[order[i]];
+        if (l->tested && f->state == DKV_NOT_APPLICABLE) dkv_findNothing(f);
+        if (!l->found) continue;
+        if (!first) dkv_sayLean(first = l, order[i], why, sizeof why);
+        else at += (size_t)snprintf(others + at, sizeof others - at, "%s%s", at ? ", " : "; also ", dkv_tensorName(order[i]));
+    }
+    if (first) dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_BIASED, "%s%s", why, others);
+}
+
 /* Copies of a shared row in the replicated outputs: each against the truth, at the bound. */
 void dkv_checkCopies(dkv_case *c, dkv_finding *f) {
     const dkv_side *s = &c->kernel;

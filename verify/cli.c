@@ -49,7 +49,7 @@ static const option options[] = {
      FIELD(repeats), 0, 10000, RUNS | TRIES | GATE | DIAGNOSE},
     {"--peer", NULL, "SPEC", "report errors beside those of this kernel, too", PEER, 0, 0, 0, RUNS},
     {"--arithmetic", NULL, "NAME", "of kernels that declare none: `auto` finds what fits, a name holds them to it: `dualkv list arithmetics`",
-     WORD, FIELD(arithmetic), 0, 0, RUNS | DKV_CMD_SHRINK | GATE},
+     WORD, FIELD(arithmetic), 0, 0, RUNS | DKV_CMD_SHRINK | GATE | DIAGNOSE | BISECT},
     {"--bisect", NULL, NULL, "exit codes as `git bisect run` wants them", FLAG, FIELD(bisect), 0, 0,
      DKV_CMD_REPLAY},
     {"--oracle", NULL, "WHO", "who judges: auto (default: the device where that is quicker), cpu, cuda, both", WORD,

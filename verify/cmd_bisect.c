@@ -102,6 +102,8 @@ static int prepare(run *r, dkv_err *err) {
     int rc = needWords(cli, err);
     if (!rc && cli->metric) rc = dkv_parseMetric(cli->metric, &r->metric, err);
     if (!rc) rc = selectLines(r, err);
+    if (!rc && cli->arithmetic) rc = dkv_checkArithmeticWord(cli->arithmetic, err);
+    dkv_nameArithmetic(cli->arithmetic);
     if (!rc) rc = dkv_checkRecordPath(cli->json, err);
     r->trying = (dkv_trying){.repo = &r->repo, .cache = &r->cache, .build = cli->build, .kernel = cli->subject,
                              .build_timeout = cli->build_timeout > 0 ? cli->build_timeout : BUILD_TIMEOUT,
@@ -134,6 +136,20 @@ static void begun(const dkv_bisection *h) {
     if (!r->cli->quiet) dkv_sayBegun(h, r->out);
 }
 
+static void fitted(const dkv_bisection *h) {
+    const run *r = h->arg;
+    bool any = false;
+    for (int type = 0; type < 3; type++) {
+        const dkv_fit *fit = &h->held.of[type];
+        if (r->cli->quiet || !fit->known) continue;
+        fprintf(r->out, "%s%s (%s)", any ? ", " : "  all are held to ", fit->words, dkv_dtypeName((dualkv_dtype)type));
+        any = true;
+    }
+    if (any) fprintf(r->out, "\n");
+    else if (!r->cli->quiet) fprintf(r->out, "  the good end declares its arithmetic, or nothing fits it\n");
+    fflush(r->out);
+}
+
 static void tested(const dkv_bisection *h, const dkv_tested *t) {
     run *r = h->arg;
     if (!r->cli->quiet) dkv_sayTested(h, t, r->colour, r->out);
@@ -159,7 +175,7 @@ static int huntCommits(run *r, dkv_err *err) {
     r->hunt = (dkv_bisection){.repo = &r->repo, .trying = &r->trying, .good = cli->good, .bad = cli->bad, .paths = cli->paths,
                          .metric = cli->metric ? &r->metric : NULL, .flaky = cli->flaky,
                          .error = cli->error_probability > 0 ? cli->error_probability : ERROR, .runs = cli->runs,
-                         .begun = begun, .tested = tested, .arg = r};
+                         .arithmetic = cli->arithmetic, .begun = begun, .fitted = fitted, .tested = tested, .arg = r};
     int rc = dkv_runBisection(&r->hunt, err);
     return rc ? dkv_stopRequested ? 0 : dkv_complain(err) : sayFound(r, err);
 }
@@ -225,6 +241,12 @@ static int huntFlags(run *r, dkv_err *err) {
     r->trying.any = r->cli->flaky > 0;
     int rc = dkv_findCommit(&r->repo, "--bad", r->cli->bad ? r->cli->bad : "HEAD", r->hunt.ends[1], err);
     if (!rc) rc = dkv_openTree(&r->repo, r->hunt.ends[1], err);
+    if (!rc && r->cli->arithmetic) {
+        r->trying.flags = r->cli->flags_good;
+        rc = dkv_fitCommit(&r->trying, r->hunt.ends[1], r->cli->arithmetic, &r->hunt.held, err);
+        r->trying.flags = NULL;
+        r->trying.held = &r->hunt.held;
+    }
     if (!rc) rc = dkv_searchFlags(r->cli->flags_good, r->cli->flags_bad, &s, err);
     if (!rc && r->cli->quiet) fprintf(r->out, "%s\n", s.flags);
     else if (!rc) sayFlags(r, &s);

@@ -32,6 +32,7 @@ static int prepare(const dkv_cli *cli, dkv_problem *p, dkv_err *err) {
     const dkv_session session = {
         .items = &item, .n_items = 1, .kernels = cli->kernels, .replicated = &replicated, .n_kernels = 1, .data_dir = dkv_dataDir()};
     if (!rc) rc = dkv_checkRecordPath(cli->json, err);
+    if (!rc && cli->arithmetic) rc = dkv_checkArithmeticWord(cli->arithmetic, err);
     if (!rc) rc = dkv_probeKernels(cli->kernels, 1, cli->timeout, &replicated, err);
     if (!rc) rc = dkv_precheckItems(&session, err);
     if (!rc) rc = dkv_parseProblem(item.line, NULL, p, err);
@@ -53,9 +54,11 @@ int dkv_cmdDiagnose(const dkv_cli *cli) {
     dkv_problem p;
     dkv_err err = {0};
     double seconds = 0;
+    static dkv_fits fits;
     dkv_diagnosis *d = calloc(1, sizeof *d);
     FILE *f = cli->json && strcmp(cli->json, "-") == 0 ? stderr : stdout;
-    if (!d || prepare(cli, &p, &err) || (cli->time && dkv_parseTime(cli->time, &seconds, &err))) {
+    if (!d || prepare(cli, &p, &err) || (cli->time && dkv_parseTime(cli->time, &seconds, &err)) ||
+        (cli->arithmetic && dkv_fitKernel(&cli->kernels[0], cli->arithmetic, 1u << p.dtype, cli->timeout, dkv_dataDir(), &fits, &err))) {
         if (!d)
             dkv_fail(&err, DKV_EHARNESS, "out of memory");
         else
@@ -70,7 +73,9 @@ int dkv_cmdDiagnose(const dkv_cli *cli) {
                                           .threads = dkv_hostCores(),
                                           .repeats = cli->repeats > 1 ? cli->repeats : REPEATS,
                                           .what = !cli->where,
-                                          .exclude = cli->exclude};
+                                          .exclude = cli->exclude,
+                                          .fits = cli->arithmetic ? &fits : NULL};
+    dkv_nameArithmetic(cli->arithmetic);
     openblas_set_num_threads(1); /* parallel over heads, not inside a product */
     dkv_catchSignals();
     int code = dkv_diagnoseLine(&p, &cli->kernels[0], &options, d, &err);

@@ -75,7 +75,7 @@ static bool isJudged(const dkv_case *c, int id) {
 
 static int scoreCandidate(dkv_case *c, candidate *x, bool of_queries, dkv_err *err) {
     int64_t n[DKV_N_OUTPUTS];
-    int rc = dkv_consultTwin(c, &x->a, err);
+    int rc = dkv_consultTwin(c, &x->a, false, err);
     dkv_countOutputs(&c->packed, n);
     x->score = 0;
     for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++)
@@ -310,29 +310,30 @@ done:
     return rc;
 }
 
-int dkv_fitKernel(const dkv_kernel_spec *kernel, const char *word, unsigned types, double timeout, const char *data_dir,
-                  dkv_fits *out, dkv_err *err) {
-    bool declared = false;
-    int rc = dkv_checkArithmeticWord(word, err);
+void dkv_nameFits(const char *word, unsigned types, dkv_fits *out) {
     memset(out, 0, sizeof *out);
-    dkv_worker w;
-    if (rc) return rc;
-    dkv_initWorker(&w, kernel, timeout);
-    for (int type = 0; type < 3 && !rc && !declared; type++) {
-        if (!(types >> type & 1)) continue;
+    for (int type = 0; type < 3; type++) {
         const dkv_problem p = {.dtype = (dualkv_dtype)type};
         dkv_fit *fit = &out->of[type];
         const char *name;
-        if (!strcmp(word, "auto")) {
-            rc = fitType(&w, (dualkv_dtype)type, data_dir, fit, &declared, err);
-            continue;
-        }
-        for (int i = 0; !fit->known && (name = dkv_arithmeticProfile(i, &p, &fit->a, NULL)); i++)
+        for (int i = 0; types >> type & 1 && !fit->known && (name = dkv_arithmeticProfile(i, &p, &fit->a, NULL)); i++)
             if (!strcmp(name, word)) {
                 fit->known = fit->held = true;
                 snprintf(fit->words, sizeof fit->words, "%s", name);
             }
     }
+}
+
+int dkv_fitKernel(const dkv_kernel_spec *kernel, const char *word, unsigned types, double timeout, const char *data_dir,
+                  dkv_fits *out, dkv_err *err) {
+    bool declared = false;
+    int rc = dkv_checkArithmeticWord(word, err);
+    dkv_worker w;
+    dkv_nameFits(word, types, out);
+    if (rc || strcmp(word, "auto")) return rc;
+    dkv_initWorker(&w, kernel, timeout);
+    for (int type = 0; type < 3 && !rc && !declared; type++)
+        if (types >> type & 1) rc = fitType(&w, (dualkv_dtype)type, data_dir, &out->of[type], &declared, err);
     dkv_stopWorker(&w);
     if (declared) memset(out, 0, sizeof *out);
     return rc;

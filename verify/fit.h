@@ -27,7 +27,9 @@ typedef struct dkv_fits {
 
 /* Is `word` auto or the name of a profile? The error lists them. */
 int dkv_checkArithmeticWord(const char *word, dkv_err *err);
-/* Fills *out for the dtypes whose bit (1 << dualkv_dtype) is in `types`. A kernel that declares its arithmetic, refuses all probes or fits nothing leaves known = false. */
+/* The profile of that name for the dtypes whose bit (1 << dualkv_dtype) is in `types`: kernels are held to it. */
+void dkv_nameFits(const char *word, unsigned types, dkv_fits *out);
+/* Fills *out for the dtypes whose bit (1 << dualkv_dtype) is in `types`; `auto` runs the kernel. One that declares its arithmetic, refuses all probes or fits nothing leaves known = false. */
 int dkv_fitKernel(const dkv_kernel_spec *kernel, const char *word, unsigned types, double timeout, const char *data_dir,
                   dkv_fits *out, dkv_err *err);
 /* "it behaves as ... (bf16); as ... (fp32)", a line; nothing where nothing is known. */

@@ -7,31 +7,15 @@
 
 #include "../ref/dtype.h"
 #include "hypothes_model.h"
+#include "vectors.h"
 
 #define PARTS_MAX 64    /* parts of a tensor that get a number of their own */
 #define TERMS_MAX 16    /* coefficients of one fit */
 #define INFORMATIVE 4.0 /* times its noise: an element that tells a factor */
 
-typedef struct shape {
-    int64_t rows, heads, d;
-    bool keys, by_head;
-} shape;
+typedef dkv_vectors shape;
 
-static shape shapeOf(const dkv_inquiry *q, int id) {
-    const dualkv_problem *v = &q->in->l->view;
-    switch (id) {
-    case DKV_O: return (shape){v->tq, v->hq, v->dv, false, false};
-    case DKV_LSE: return (shape){v->tq, v->hq, 1, false, true};
-    case DKV_DQ: return (shape){v->tq, v->hq, v->dqk, false, false};
-    case DKV_DK: return (shape){v->tk, v->hkv, v->dqk, true, false};
-    case DKV_DV: return (shape){v->tk, v->hkv, v->dv, true, false};
-    default: return (shape){1, v->hq, 1, false, false};
-    }
-}
-
-static int64_t vectorAt(const shape *s, int64_t row, int64_t head) {
-    return (s->by_head ? head * s->rows + row : row * s->heads + head) * s->d;
-}
+static shape shapeOf(const dkv_inquiry *q, int id) { return dkv_vectorsOf(&q->in->l->view, (dkv_tensor_id)id); }
 
 /* The clean outputs, into the scratch prediction. */
 static void startClean(dkv_inquiry *q) {
@@ -94,7 +78,7 @@ static double fitPart(const dkv_inquiry *q, int id, const shape *s, const int *p
     int64_t n = 0;
     for (int64_t row = 0; row < s->rows; row++)
         for (int64_t h = 0; h < s->heads; h++)
-            for (int64_t at = vectorAt(s, row, h), c = 0; part[row * s->heads + h] == which && c < s->d;
+            for (int64_t at = dkv_vectorAt(s, row, h), c = 0; part[row * s->heads + h] == which && c < s->d;
                  c++, at++) {
                 const double x = q->clean[id][at];
                 if (!isfinite(x) || !isfinite(got[at]) || !isfinite(q->noise[id][at])) continue;
@@ -156,7 +140,7 @@ static bool fitTensor(dkv_inquiry *q, int id, partition by, bool offset, fitted 
     double *out = dkv_outputAt(&q->work.out, (dkv_tensor_id)id);
     for (int64_t row = 0; row < s.rows; row++)
         for (int64_t h = 0; h < s.heads; h++)
-            for (int64_t at = vectorAt(&s, row, h), c = 0; c < s.d; c++, at++) {
+            for (int64_t at = dkv_vectorAt(&s, row, h), c = 0; c < s.d; c++, at++) {
                 const double x = q->clean[id][at], v = f->value[part[row * s.heads + h]];
                 out[at] = offset ? x + v : x * v;
             }
@@ -532,7 +516,7 @@ static int guessMoved(dkv_inquiry *q, int id, dkv_err *err) {
         for (int64_t h = 0; h < s.heads; h++)
             for (int64_t k = 1; k <= 2 * NEAR_ROWS; k++) {
                 const int64_t move = k % 2 ? -(k + 1) / 2 : k / 2, other = row + move;
-                const int64_t at = vectorAt(&s, row, h), from = vectorAt(&s, other, h);
+                const int64_t at = dkv_vectorAt(&s, row, h), from = dkv_vectorAt(&s, other, h);
                 int i = 0;
                 if (other < 0 || other >= s.rows || !holdsRow(q, id, at, from, s.d)) continue;
                 memcpy(out + at, q->clean[id] + from, (size_t)s.d * sizeof *out);
@@ -557,7 +541,7 @@ static int64_t headsApart(const dkv_inquiry *q, int id, const shape *s, int64_t 
     const double *got = dkv_outputAt(q->in->got, (dkv_tensor_id)id);
     int64_t n = 0;
     for (int64_t row = 0; row < s->rows; row++)
-        for (int64_t a = vectorAt(s, row, h), b = vectorAt(s, row, other), c = 0; c < s->d; c++, a++, b++)
+        for (int64_t a = dkv_vectorAt(s, row, h), b = dkv_vectorAt(s, row, other), c = 0; c < s->d; c++, a++, b++)
             n += !(fabs(got[a] - q->clean[id][b]) <= q->noise[id][b]);
     return n;
 }
@@ -575,7 +559,7 @@ static int guessHeads(dkv_inquiry *q, int id, dkv_err *err) {
             if (n < least / 2) best = other, least = n;
         }
         for (int64_t row = 0; row < s.rows; row++)
-            memcpy(out + vectorAt(&s, row, h), q->clean[id] + vectorAt(&s, row, best),
+            memcpy(out + dkv_vectorAt(&s, row, h), q->clean[id] + dkv_vectorAt(&s, row, best),
                    (size_t)s.d * sizeof *out);
         if (best == h) continue;
         if (++moved <= 4 && at < sizeof doc)
@@ -595,7 +579,7 @@ static int guessTransposed(dkv_inquiry *q, int id, dkv_err *err) {
         for (int64_t h = 0; h < s.heads; h++)
             for (int64_t c = 0; c < s.d; c++) {
                 const int64_t to = (s.by_head ? row * s.heads + h : h * s.rows + row) * s.d + c;
-                out[to] = q->clean[id][vectorAt(&s, row, h) + c];
+                out[to] = q->clean[id][dkv_vectorAt(&s, row, h) + c];
             }
     snprintf(name, sizeof name, "%s transposed", dkv_tensorName((dkv_tensor_id)id));
     snprintf(doc, sizeof doc, "%s is stored with rows and heads exchanged",

@@ -19,6 +19,7 @@
 
 #include "../ref/dtype.h"
 #include "spans.h"
+#include "vectors.h"
 
 #define SIGMA    1.25
 #define MEAN     0.35
@@ -31,27 +32,7 @@
 #define EXACT    0x1p-42 /* sigma below this share of the value: nothing was rounded */
 #define CERTAIN  0x1p-10 /* sigma below this share of the output's spacing: the rounding is certain */
 
-/* Geometry of one tensor: rows x heads vectors of d elements; LSE lies [head, row]. */
-typedef struct shape {
-    int64_t rows, heads, d;
-    bool keys, by_head, sums; /* rows are keys; LSE-like; dSink: no rows */
-} shape;
-
-static shape shapeOf(const dkv_problem *p, const dkv_layout *l, dkv_tensor_id id) {
-    int64_t tq = l->view.tq, tk = l->view.tk;
-    switch (id) {
-    case DKV_O: return (shape){tq, p->hq, p->dv, .keys = false};
-    case DKV_LSE: return (shape){tq, p->hq, 1, .by_head = true};
-    case DKV_DQ: return (shape){tq, p->hq, p->dqk, .keys = false};
-    case DKV_DK: return (shape){tk, p->hkv, p->dqk, .keys = true};
-    case DKV_DV: return (shape){tk, p->hkv, p->dv, .keys = true};
-    default: return (shape){1, p->hq, 1, .sums = true};
-    }
-}
-
-static int64_t vectorAt(const shape *s, int64_t row, int64_t head) {
-    return (s->by_head ? head * s->rows + row : row * s->heads + head) * s->d;
-}
+typedef dkv_vectors shape;
 
 /* err/bound; INFINITY where that says nothing. Where the truth is NaN nothing is defined; where it overflows
  * the type, the infinity of its sign is right. */
@@ -114,7 +95,7 @@ static void boundSpan(int64_t first, int64_t end, int span, void *arg) {
     int64_t worst_row = -1;
     for (int64_t row = first; row < end; row++)
         for (int64_t h = 0; h < s->heads; h++)
-            for (int64_t at = vectorAt(s, row, h), c = 0; c < s->d; c++, at++) {
+            for (int64_t at = dkv_vectorAt(s, row, h), c = 0; c < s->d; c++, at++) {
                 const double got = w->got[at], truth = w->truth[at], bound = w->bound[at];
                 double r = ratioOf(got, truth, bound, w->lse, w->format);
                 dkv_part *part = &j->region[w->region[row]];
@@ -185,16 +166,6 @@ static int compareRows(const void *x, const void *y) {
     return a->hash < b->hash ? -1 : a->hash > b->hash ? 1 : a->at < b->at ? -1 : a->at > b->at;
 }
 
-static uint64_t hashVector(const double *x, int64_t n) {
-    uint64_t h = 0x9E3779B97F4A7C15ull, w;
-    for (int64_t i = 0; i < n; i++) {
-        memcpy(&w, &x[i], sizeof w);
-        h = (h ^ w) * 0xD1B54A32D192ED03ull;
-        h ^= h >> 31;
-    }
-    return h;
-}
-
 typedef struct twin_loop {
     const shape *s;
     const uint8_t *region;
@@ -212,10 +183,10 @@ static void hashSpan(int64_t first, int64_t end, int span, void *arg) {
     (void)span;
     for (int64_t row = first; row < end; row++)
         for (int64_t h = 0; h < s->heads; h++) {
-            int64_t at = vectorAt(s, row, h), use = 0;
+            int64_t at = dkv_vectorAt(s, row, h), use = 0;
             for (int64_t c = 0; c < s->d; c++) use += isfinite(w->twin[at + c]) && isfinite(w->sigma2[at + c]);
             w->rows[row * s->heads + h] = (row_stat){
-                .hash = use ? hashVector(w->twin + at, s->d) : 0, .at = at, .region = w->region[row], .equal = use > 0};
+                .hash = use ? dkv_hashVector(w->twin + at, s->d) : 0, .at = at, .region = w->region[row], .equal = use > 0};
         }
 }
 
@@ -358,20 +329,6 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
             gain_clean + noise / weight + sqrt(2 * bits * error) / weight * eff / (eff - 2 * bits);
 }
 
-static int compareDoubles(const void *x, const void *y) {
-    double a = *(const double *)x, b = *(const double *)y;
-    return a < b ? -1 : a > b;
-}
-
-static int64_t countDistinct(const double *x, int64_t n, double *work) {
-    int64_t m = 0, k = 0;
-    for (int64_t i = 0; i < n; i++)
-        if (isfinite(x[i])) work[m++] = x[i];
-    qsort(work, (size_t)m, sizeof *work, compareDoubles);
-    for (int64_t i = 0; i < m; i++) k += i == 0 || work[i] != work[i - 1];
-    return k;
-}
-
 static bool exceeds(const dkv_part *p) { return p->rms_z > p->rms_limit; }
 static bool leans(const dkv_part *p) {
     return fabs(p->gain) > p->gain_limit || fabs(p->mean_z) > p->mean_limit;
@@ -395,7 +352,7 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
     /* One row's delta errs in the gradients of all its keys: these are not more independent than the rows. In fp32 rows
      * with one LSE have, as a rule, the same scores (all at the softcap, one key beside a sink) and err alike. */
     if (lse && (s->keys || (format == DUALKV_FP32 && !s->by_head && !s->sums)))
-        dof = (double)countDistinct(lse, rows, work);
+        dof = (double)dkv_countDistinct(lse, rows, work);
     twin_loop w = {s, region, got, twin, sigma2, format, 0, stat, used};
     int64_t n = gatherRows(&w);
     if (id == DKV_LSE && o->lse_alike > 0) dof = (double)o->lse_rows * (double)o->lse_rows / (double)o->lse_alike;
@@ -430,8 +387,9 @@ done:
 int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arithmetic *a,
                     const dkv_oracle *o, dkv_tensor_id id, const double *got, double level,
                     dkv_judgement *out, dkv_err *err) {
+    (void)p;
     int64_t n[DKV_N_OUTPUTS];
-    shape s = shapeOf(p, l, id);
+    shape s = dkv_vectorsOf(&l->view, id);
     uint8_t *region;
     int code = DKV_OK;
     memset(out, 0, sizeof *out);
@@ -444,11 +402,7 @@ int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arit
     region = calloc((size_t)s.rows + 1, 1);
     if (!region) return dkv_fail(err, DKV_EHARNESS, "out of memory: %" PRId64 " rows", s.rows);
     out->present = true;
-    for (int32_t e = 0; e < l->view.n_segments && id != DKV_DSINK; e++) {
-        const dualkv_segment *seg = &l->view.segments[e];
-        memset(region + (s.keys ? seg->k_start : seg->q_start), seg->depth > 0,
-               (size_t)(s.keys ? seg->k_len : seg->q_len));
-    }
+    dkv_markRegions(&l->view, &s, region);
     code = judgeBound(l, a, o, id, &s, region, got, out, err);
     if (!code && o->has_twin[id]) code = judgeTwin(l, a, o, id, &s, region, got, level, out, err);
     free(region);

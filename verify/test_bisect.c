@@ -75,6 +75,26 @@ static void a_c_kernel_is_bisected(void **state) {
     mustBeBisected(&c_history, C_WORDS);
 }
 
+/* A drift that fails nothing, since the kernel declares nothing, does where all are held to what the good end does. */
+static void all_commits_are_held_to_the_good_ends_arithmetic(void **state) {
+    (void)state;
+    static const char words[] = "--repo $D/c --good good --bad main~80 --kernel ./kernel.so:plain --build " BUILD
+                                " --case 'shape=150+70,50 heads=2:1 dim=16' --repeats 1 --cache $D/h.cache --json $D/h.jsonl";
+    char all[2000];
+    mustBisect(3, words);
+    mustHold(trouble, "fails no case");
+    snprintf(all, sizeof all, "%s --arithmetic auto", words);
+    mustBisect(0, all);
+    mustFind("h.jsonl", c_history.drift, 12);
+    mustHold(output, "all are held to fp32 (bf16)");
+    snprintf(all, sizeof all, "%s --arithmetic fp32", words);
+    mustBisect(0, all);
+    mustFind("h.jsonl", c_history.drift, 12);
+    snprintf(all, sizeof all, "%s --arithmetic nope", words);
+    mustBisect(2, all);
+    mustHold(trouble, "'nope' is none of auto");
+}
+
 static void a_python_kernel_is_bisected(void **state) {
     (void)state;
 #ifdef __SANITIZE_ADDRESS__ /* the library cannot be loaded into a Python that is built without it */
@@ -86,7 +106,7 @@ static void a_python_kernel_is_bisected(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_c_kernel_is_bisected), cmocka_unit_test(a_python_kernel_is_bisected),
+        cmocka_unit_test(a_c_kernel_is_bisected), cmocka_unit_test(all_commits_are_held_to_the_good_ends_arithmetic), cmocka_unit_test(a_python_kernel_is_bisected),
     };
     if (startHistories()) return 1;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

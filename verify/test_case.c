@@ -79,14 +79,17 @@ static void strangers_are_judged_by_a_named_profile(void **state) {
     mustBe(DKV_ST_PASSED, spec, "shape=3+2 grad=off");
 }
 
-/* A lost dLSE is within the loosest bound; that is no pass. */
+/* A lost dLSE is within the loosest bound, but has a direction; a dQ rounded after each key tile has none: that is no pass. */
 static void strangers_that_nothing_explains_do_not_pass(void **state) {
     (void)state;
     char spec[600];
     const char *dir = getenv("DUALKV_BUILD");
     snprintf(spec, sizeof spec, "%s/testkernels/careless.so", dir ? dir : "build");
     mustBe(DKV_ST_PASSED, spec, "shape=65+2x33,1 heads=2:2 dim=40");
-    mustBe(DKV_ST_INCONCLUSIVE, spec, "shape=65+2x33,1 heads=2:2 dim=40 dlse=on");
+    mustBe(DKV_ST_BIASED, spec, "shape=65+2x33,1 heads=2:2 dim=40 dlse=on");
+    assert_string_equal(result->profile, "");
+    assert_non_null(strstr(result->why, "dLSE counts"));
+    mustBe(DKV_ST_INCONCLUSIVE, "emu+undeclared+fault=X15", "shape=130+2x66,1 heads=2:2 dim=40");
     assert_string_equal(result->profile, "");
     assert_non_null(strstr(result->why, "declares no arithmetic"));
 }

@@ -19,6 +19,9 @@
  *   P14  forward: the sink logit is scaled, and dK, dV of a prompt miss its last response
  *   P15  softcap's derivative is left out, and own dK, dV of responses keep only the first query head of the
  * group
+ *
+ * gain=NAME:X multiplies O, LSE, dQ, dK, dV or the softmax scale by X, before it is rounded; head=H: in that query (KV) head
+ * alone; undeclared: its arithmetic is not told.
  */
 #include <math.h>
 #include <stdio.h>
@@ -34,9 +37,17 @@ typedef struct key {
     int range, last, far; /* range of the segment; that of the segment's own keys?; |p - j| */
 } key;
 
+enum { GAIN_O, GAIN_LSE, GAIN_DQ, GAIN_DK, GAIN_DV, GAIN_SCALE, N_GAINS };
+
+typedef struct instance {
+    int fault, undeclared, head; /* head -1: all */
+    float gain[N_GAINS];
+} instance;
+
 typedef struct run {
     const dualkv_launch *l;
     const dualkv_problem *p;
+    const instance *self;
     int fault;
     float *q, *k, *v, *go; /* inputs as fp32, packed */
     float *dq, *dk, *dv;   /* sums, packed */
@@ -77,6 +88,10 @@ static void store(const run *r, const dualkv_tensor *t, int64_t row, int h, int 
         if (r->p->dtype == DUALKV_BF16) ((uint16_t *)t->data)[at] = narrow(in[c] * scale);
         else ((float *)t->data)[at] = in[c] * scale;
     }
+}
+
+static float gain(const run *r, int of, int h) {
+    return r->self->head < 0 || r->self->head == h ? r->self->gain[of] : 1;
 }
 
 static float *scalar(const dualkv_tensor *t, int64_t row, int h) {
@@ -133,7 +148,7 @@ static void listKeys(run *r, const dualkv_segment *s, int64_t i, int backward) {
 static void score(run *r, int64_t row, int h, int backward) {
     const dualkv_problem *p = r->p;
     const float *q = r->q + (row * p->hq + h) * p->dqk;
-    const float scale = r->fault == 1 && backward && h == 2 ? p->scale * 1.015f : p->scale;
+    const float scale = p->scale * gain(r, GAIN_SCALE, h) * (r->fault == 1 && backward && h == 2 ? 1.015f : 1);
     for (int i = 0; i < r->n; i++) {
         const float *k = r->k + (r->keys[i].row * p->hkv + h / (p->hq / p->hkv)) * p->dqk;
         float x = 0;
@@ -180,8 +195,8 @@ static void forwardRow(run *r, const dualkv_segment *s, int64_t i, int h) {
         max = up;
     }
     const int tail = r->fault == 3 && i > 0 && i >= s->q_len / BM * BM;
-    store(r, &r->l->o, row, h, p->dv, o, sum == 0 ? 0 : 1 / sum);
-    *scalar(&r->l->lse, row, h) = sum == 0 ? -INFINITY : (tail ? r->before[h] : max) + logf(sum);
+    store(r, &r->l->o, row, h, p->dv, o, sum == 0 ? 0 : gain(r, GAIN_O, h) / sum);
+    *scalar(&r->l->lse, row, h) = sum == 0 ? -INFINITY : gain(r, GAIN_LSE, h) * ((tail ? r->before[h] : max) + logf(sum));
     r->before[h] = max;
 }
 
@@ -249,7 +264,7 @@ static void storeGradients(run *r) {
             for (int h = 0; h < p->hq; h++) {
                 int64_t to = r->fault == 10 && j >= last ? (j + 1 < s->q_len ? j + 1 : last) : j;
                 store(r, &r->l->dq, s->q_start + to, h, p->dqk,
-                      r->dq + ((s->q_start + j) * p->hq + h) * p->dqk, p->scale);
+                      r->dq + ((s->q_start + j) * p->hq + h) * p->dqk, p->scale * gain(r, GAIN_DQ, h));
             }
         for (int64_t j = 0; j < s->k_len; j++)
             for (int h = 0; h < p->hkv; h++) {
@@ -259,9 +274,9 @@ static void storeGradients(run *r) {
                 memcpy(line, dk + j * step, (size_t)p->dqk * sizeof *line);
                 for (int c = 0; c < 8 && c < p->dqk && r->fault == 4 && j < 8 && s->k_len >= 8; c++)
                     line[c] = dk[c * step + j];
-                store(r, &r->l->dk, s->k_start + j, h, p->dqk, line, p->scale);
+                store(r, &r->l->dk, s->k_start + j, h, p->dqk, line, p->scale * gain(r, GAIN_DK, h));
                 store(r, &r->l->dv, s->k_start + j, h, p->dv, r->dv + ((s->k_start + j) * p->hkv + h) * p->dv,
-                      1);
+                      gain(r, GAIN_DV, h));
             }
     }
 }
@@ -279,7 +294,7 @@ static void walkRows(run *r, int backward) {
 static int launch(void *self, const dualkv_launch *l, int backward, char *err, size_t n) {
     const dualkv_problem *p = l->problem;
     const size_t most = (size_t)p->max_k_len + 1;
-    run r = {.l = l, .p = p, .fault = *(int *)self};
+    run r = {.l = l, .p = p, .self = self, .fault = ((const instance *)self)->fault};
     r.q = load(&r, &l->q, p->tq, p->hq, p->dqk);
     r.k = load(&r, &l->k, p->tk, p->hkv, p->dqk);
     r.v = load(&r, &l->v, p->tk, p->hkv, p->dv);
@@ -318,7 +333,7 @@ static const char *refuses(void *self, const dualkv_problem *p) {
 }
 
 static void arithmetic(void *self, const dualkv_problem *p, dualkv_arithmetic *a) {
-    (void)self;
+    if (((const instance *)self)->undeclared) return;
     a->declared = a->acc_step = 1;
     a->unit = a->acc_unit = 0x1p-24;
     a->in_format = a->s_format = a->partial_format = DUALKV_EXACT;
@@ -330,16 +345,40 @@ static void arithmetic(void *self, const dualkv_problem *p, dualkv_arithmetic *a
 
 static int deterministic(void *self, const dualkv_problem *p) { return (void)self, (void)p, 1; }
 
+static int parseOption(const char *word, size_t length, instance *out) {
+    static const char *const names[N_GAINS] = {"O", "LSE", "dQ", "dK", "dV", "scale"};
+    char name[16], text[64];
+    float x;
+    int at = -1;
+    snprintf(text, sizeof text, "%.*s", (int)length, word);
+    if (!strcmp(text, "undeclared")) return out->undeclared = 1;
+    if (sscanf(text, "head=%d%n", &out->head, &at) == 1 && !text[at]) return 1;
+    if (sscanf(text, "fault=P%2d%n", &out->fault, &at) == 1 && !text[at]) return out->fault >= 1 && out->fault <= 15;
+    if (sscanf(text, "gain=%15[^:]:%f%n", name, &x, &at) != 2 || text[at]) return 0;
+    for (int i = 0; i < N_GAINS; i++)
+        if (!strcmp(names[i], name)) {
+            out->gain[i] = x;
+            return 1;
+        }
+    return 0;
+}
+
 static void *openPlanted(const char *options, char *err, size_t n) {
-    int fault = 0, at = 0;
-    if (options && options[0] &&
-        (sscanf(options, "fault=P%2d%n", &fault, &at) != 1 || options[at] || fault < 1 || fault > 15)) {
-        snprintf(err, n, "planted: the only option is fault=P1 to P15");
+    instance *self = malloc(sizeof *self);
+    if (!self) {
+        snprintf(err, n, "planted: out of memory");
         return NULL;
     }
-    int *self = malloc(sizeof *self);
-    if (self) *self = fault;
-    else snprintf(err, n, "planted: out of memory");
+    *self = (instance){.head = -1, .gain = {1, 1, 1, 1, 1, 1}};
+    for (const char *at = options ? options : ""; *at;) {
+        const size_t length = strcspn(at, ",");
+        if (!parseOption(at, length, self)) {
+            snprintf(err, n, "planted: the options are fault=P1 to P15, gain=O|LSE|dQ|dK|dV|scale:X, head=H, undeclared");
+            free(self);
+            return NULL;
+        }
+        at += length + (at[length] == ',');
+    }
     return self;
 }
 
