@@ -137,7 +137,6 @@ static int parseOptions(const dkv_cli *cli, dkv_campaign *c, dkv_profile *profil
     if (rc) return rc;
     if (cli->n_words)
         return dkv_fail(err, DKV_EUSER, "fuzz draws its lines: what is '%.80s' for?", cli->words[0]);
-    if (cli->quiet && cli->verbose) return dkv_fail(err, DKV_EUSER, "--quiet and --verbose together");
     if (cli->n_kernels != 1)
         return dkv_fail(err, DKV_EUSER, "fuzz: --kernel: one kernel (`dualkv list kernels`)");
     if (!c->cases && !(c->seconds > 0)) c->seconds = 60;

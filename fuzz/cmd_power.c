@@ -33,7 +33,6 @@ static int prepare(const dkv_cli *cli, dkv_selection *suite, dkv_power *p, dkv_e
                      .shrink = !cli->no_shrink,
                      .matrix = !cli->no_matrix,
                      .faults = cli->faults};
-    if (cli->quiet && cli->verbose) return dkv_fail(err, DKV_EUSER, "--quiet and --verbose together");
     if (cli->n_kernels != 1)
         return dkv_fail(err, DKV_EUSER, "power: --kernel: one kernel, with planted faults");
     p->kernel = cli->kernels[0];

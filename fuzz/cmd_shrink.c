@@ -45,7 +45,6 @@ static int parseLine(const dkv_cli *cli, dkv_problem *p, char line[DKV_LINE_MAX 
     int rc = 0;
     *p = (dkv_problem){0};
     if (cli->n_kernels != 1) return dkv_fail(err, DKV_EUSER, "shrink: --kernel: one kernel");
-    if (cli->quiet && cli->verbose) return dkv_fail(err, DKV_EUSER, "--quiet and --verbose together");
     rc = dkv_selectWords(cli->words, cli->n_words, &sel, err);
     if (!rc && sel.n != 1) rc = dkv_fail(err, DKV_EUSER, "shrink: one line, not %ld", sel.n);
     if (!rc) strcpy(line, sel.lines[0]);

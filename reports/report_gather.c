@@ -148,12 +148,11 @@ static int addProblem(dkv_gather_kernel *k, const dkv_problem *p, const cJSON *o
 }
 
 static int addChecks(dkv_gather_kernel *k, const cJSON *o) {
-    static const char *const words[3] = {"passed", "defect", "note"};
     const cJSON *c;
     cJSON_ArrayForEach(c, cJSON_GetObjectItemCaseSensitive(o, "checks")) {
         const char *state = cJSON_GetStringValue(c);
         for (int i = 0; state && c->string && i < 3; i++)
-            if (strcmp(state, words[i]) == 0 && countWord(&k->checks[i], c->string)) return -1;
+            if (strcmp(state, dkv_findingName((dkv_finding_state)(DKV_CHECK_PASSED + i))) == 0 && countWord(&k->checks[i], c->string)) return -1;
     }
     return 0;
 }

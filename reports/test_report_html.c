@@ -1,18 +1,11 @@
 /* The HTML page: its first screen's words, its size, and records that would break or script it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "report_classes.h"
 #include "report_html.h"
 #include "report_text.h"
+#include "test_page.h"
 
 #define TENSORS                                                                                                      \
     "\"tensors\":{\"O\":{\"max_bound_ratio\":0.5,\"twin_rms\":1.01,\"twin_rms_limit\":1.5,\"bad\":0,\"total\":64,"   \
@@ -21,8 +14,6 @@
     "{\"line\":\"" line "\",\"kernel\":\"" kernel "\",\"status\":\"" status "\",\"why\":\"" why                       \
     "\",\"seconds\":0.5,\"device\":\"a device\",\"commit\":\"abc\",\"replay\":\"dualkv replay x\"," more "}"
 #define POWER(ratio) "\"power\":{\"longest\":29,\"scale_error\":0.001,\"strata\":{\"O response 17-64\":{\"first-key\":" ratio "}}}"
-
-static char *page; /* of the last call, freed by the next */
 
 /* Every tag is closed in turn, and there is none that runs anything. */
 static void assertWellFormed(const char *html) {
@@ -51,35 +42,17 @@ static void assertWellFormed(const char *html) {
     assert_null(strstr(html, "https://"));
 }
 
-static const char *pageOf(const dkv_gather *g) {
-    char path[] = "/tmp/dualkv-test-XXXXXX";
-    dkv_err err = {0};
-    close(mkstemp(path));
-    assert_int_equal(dkv_writeHtml(g, path, "dualkv report --html a.html '<b>.jsonl'", &err), 0);
-    FILE *f = fopen(path, "r");
-    assert_int_equal(fseek(f, 0, SEEK_END), 0);
-    size_t n = (size_t)ftell(f);
-    rewind(f);
-    free(page);
-    page = calloc(n + 1, 1);
-    assert_int_equal(fread(page, 1, n, f), n);
-    fclose(f);
-    unlink(path);
-    assert_int_equal(strlen(page), n);
+static void pageOf(const dkv_gather *g) {
+    writePage(g, dkv_writeHtml, "dualkv report --html a.html '<b>.jsonl'");
     assertWellFormed(page);
-    return page;
 }
 
 static const char *pageOfRecords(const char *const *records, size_t n) {
     dkv_gather g = {0};
-    for (size_t i = 0; i < n; i++) assert_int_equal(dkv_gatherRecord(&g, records[i]), 1);
+    gatherAll(&g, records, n);
     pageOf(&g);
     dkv_freeGather(&g);
     return page;
-}
-
-static void assertSays(const char *words) {
-    if (!strstr(page, words)) fail_msg("not on the page: %s", words);
 }
 
 static void text_is_escaped(void **state) {

@@ -1,15 +1,7 @@
 /* The page of Markdown: what it says first, what did not pass, its size, and records that would break or script it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "report_html.h"
 #include "report_page.h"
+#include "test_page.h"
 
 #define TENSORS                                                                                                      \
     "\"tensors\":{\"O\":{\"max_bound_ratio\":0.5,\"twin_rms\":1.01,\"twin_rms_limit\":1.5,\"bad\":0,\"total\":64}}"
@@ -17,28 +9,13 @@
     "{\"line\":\"" line "\",\"kernel\":\"emu\",\"status\":\"" status "\",\"why\":\"" why                             \
     "\",\"seconds\":0.5,\"device\":\"cpu\",\"generator\":\"1\",\"replay\":\"dualkv replay x\"," more "}"
 
-static char text[1 << 20];
-
-static void readPage(const dkv_gather *g, int (*write)(const dkv_gather *, const char *, const char *, dkv_err *)) {
-    char path[] = "/tmp/dualkv-test-XXXXXX";
-    dkv_err err = {0};
-    close(mkstemp(path));
-    assert_int_equal(write(g, path, "dualkv report --markdown a.md b.jsonl", &err), 0);
-    FILE *f = fopen(path, "r");
-    text[fread(text, 1, sizeof text - 1, f)] = 0;
-    fclose(f);
-    unlink(path);
-}
+static void readPage(const dkv_gather *g, page_writer write) { writePage(g, write, "dualkv report --markdown a.md b.jsonl"); }
 
 static void pageOf(const char *const *records, size_t n) {
     dkv_gather g = {0};
-    for (size_t i = 0; i < n; i++) assert_int_equal(dkv_gatherRecord(&g, records[i]), 1);
+    gatherAll(&g, records, n);
     readPage(&g, dkv_writePage);
     dkv_freeGather(&g);
-}
-
-static void assertSays(const char *words) {
-    if (!strstr(text, words)) fail_msg("not on the page: %s\n%s", words, text);
 }
 
 static void the_page_names_what_did_not_pass(void **state) {
@@ -72,7 +49,7 @@ static void power_is_summed_over_cases(void **state) {
     assertSays("| emu | O response 17-64 | 1 of 2, 40 | **0 of 2, 1** |");
     assertSays("| emu | LSE prompt 1-16 | 1 of 1, 7 | |");
     assertSays("- O response 17-64: no case would have seen scale\n");
-    assert_null(strstr(text, "a|b"));
+    assert_null(strstr(page, "a|b"));
 }
 
 static void refusals_are_told_by_reason(void **state) {
@@ -82,7 +59,7 @@ static void refusals_are_told_by_reason(void **state) {
                                           RECORD("shape=5", "UNSUPPORTED", "no <GQA>", "\"runs\":1")};
     pageOf(records, 3);
     assertSays("- Refused: 2 of 3 cases: no &lt;GQA&gt; (2)\n");
-    assert_null(strstr(text, "shape=5"));
+    assert_null(strstr(page, "shape=5"));
 }
 
 static void waived_defects_are_known_not_passed(void **state) {
@@ -94,12 +71,12 @@ static void waived_defects_are_known_not_passed(void **state) {
     pageOf(records, 2);
     assertSays("## emu: Known defects only\n");
     assertSays("- Waived: 1 defect: a &lt;known&gt; one (until 2030-01-31) (1)\n");
-    assert_null(strstr(text, "The first defect"));
+    assert_null(strstr(page, "The first defect"));
     pageOf(records, 3);
     assertSays("## emu: Not equivalent\n");
     assertSays("- The first defect: y\n");
     dkv_gather g = {0};
-    for (size_t i = 0; i < 2; i++) assert_int_equal(dkv_gatherRecord(&g, records[i]), 1);
+    gatherAll(&g, records, 2);
     readPage(&g, dkv_writeHtml);
     dkv_freeGather(&g);
     assertSays("<section class=\"unsure\">");
@@ -120,14 +97,14 @@ static void commits_in_order(void **state) {
     assertSays("| aaa | 2026-01-01T00:00:00Z | 1 | 0 | 0.5 | 0.9 | 0.5 | 2 |\n| bbb | 2026-02-01T00:00:00Z | 1 | 0 | 0.7 | 0.9 | 0.5 | 3 |\n"
                "| &lt;c&gt; | 2026-03-01T00:00:00Z | 2 | 0 | ∞ |");
     dkv_gather g = {0};
-    for (size_t i = 0; i < 4; i++) assert_int_equal(dkv_gatherRecord(&g, records[i]), 1);
+    gatherAll(&g, records, 4);
     readPage(&g, dkv_writeHtml);
     dkv_freeGather(&g);
     assertSays("<h2 id=\"trends\">Over commits</h2>");
     assertSays("<td>3 <small>(1.50 of the one before)</small></td>");
     assertSays("<td>2 <small>(other lines than the one before)</small></td>");
     pageOf(records, 1);
-    assert_null(strstr(text, "Over commits"));
+    assert_null(strstr(page, "Over commits"));
 }
 
 /* Nothing in them is markup, and each that is no record is skipped with the number of its line. */
@@ -161,7 +138,7 @@ static void hostile_records(void **state) {
     assertSays("## &lt;script&gt;a\\|b\\`c\\* \\# &#64;all \\!\\[x\\](http://x): Not equivalent");
     assertSays("&lt;/details&gt;  &lt;img src=x&gt;");
     assertSays("\n      x?</pre><script>?\n"); /* a line of code: literal */
-    assert_null(strstr(text, "\n#  @"));
+    assert_null(strstr(page, "\n#  @"));
     dkv_freeGather(&g);
     unlink(path);
 }
@@ -180,7 +157,7 @@ static void the_page_stays_small(void **state) {
         assert_int_equal(dkv_gatherRecord(&g, record), 1);
     }
     readPage(&g, dkv_writePage);
-    if (strlen(text) >= 60 << 10) fail_msg("%zu bytes", strlen(text));
+    if (strlen(page) >= 60 << 10) fail_msg("%zu bytes", strlen(page));
     assertSays("more are in the records.");
     assertSays("22 further kernels");
     dkv_freeGather(&g);

@@ -1,15 +1,11 @@
 /* Plots: data and script for each thing that there is, run by gnuplot where it is there; names that would be commands are not. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "report_plots.h"
+#include "test_page.h"
 
 static char dir[] = "/tmp/dualkv-test-XXXXXX", text[1 << 16];
 
@@ -22,7 +18,7 @@ static int gather(const char *const *records, size_t n, const char *folder) {
     dkv_gather g = {0};
     dkv_err err = {0};
     int plots = 0;
-    for (size_t i = 0; i < n; i++) assert_int_equal(dkv_gatherRecord(&g, records[i]), 1);
+    gatherAll(&g, records, n);
     assert_int_equal(dkv_writePlots(&g, folder, &plots, &err), 0);
     dkv_freeGather(&g);
     return plots;

@@ -32,13 +32,6 @@ typedef struct dkv_case_options {
     dkv_worker *peer; /* same-precision peer, or NULL: errors beside the kernel's, never deciding */
 } dkv_case_options;
 
-typedef enum dkv_finding_state {
-    DKV_NOT_APPLICABLE,
-    DKV_CHECK_PASSED,
-    DKV_CHECK_DEFECT,
-    DKV_CHECK_NOTE
-} dkv_finding_state;
-
 typedef struct dkv_finding {
     dkv_finding_state state;
     dkv_status status; /* of a defect */

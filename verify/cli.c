@@ -97,7 +97,7 @@ static const option options[] = {
     {"--quiet", "-q", NULL, "what is outside, or not judged, only", FLAG, FIELD(quiet), 0, 0, DKV_CMD_COVERS | DKV_CMD_ELIGIBLE},
     {"--verbose", "-v", NULL, "also keys that say nothing of attention", FLAG, FIELD(verbose), 0, 0, DKV_CMD_ELIGIBLE},
     {"--verbose", "-v", NULL, "every case, every check, statistics", FLAG, FIELD(verbose), 0, 0,
-     RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE | DIAGNOSE | COMPARE | HISTORY | BISECT},
+     RUNS | TRIES | GATE | DIAGNOSE | COMPARE | HISTORY | BISECT},
     {"--accepted", NULL, "FILE", "what was accepted: changes against it are findings", WORD, FIELD(accepted), 0, 0, GATE},
     {"--accept", NULL, NULL, "take this run as accepted: writes FILE of --accepted (default: accepted.jsonl in --out)", FLAG,
      FIELD(accept), 0, 0, GATE},
@@ -288,6 +288,7 @@ int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err 
             rc = parseOption(command, argc - i, &argv[i], given, out, &used, err);
         else out->words[out->n_words++] = argv[i];
     }
+    if (!rc && out->quiet && out->verbose) rc = dkv_fail(err, DKV_EUSER, "--quiet and --verbose together");
     for (int k = 0; k < out->n_kernels && !rc; k++)
         if (out->kernels[k].kind == DKV_SPEC_FILES) rc = dkv_setFilesDir(out->kernels[k].path, err);
     for (int k = 0; k < out->n_kernels && !rc; k++) rc = addConvention(out, &out->kernels[k], err);

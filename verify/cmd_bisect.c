@@ -38,7 +38,6 @@ static int needWords(const dkv_cli *cli, dkv_err *err) {
     } rows[] = {{"--kernel", cli->subject, true, true},   {"--good", cli->good, false, true},
                 {"--bad", cli->bad, false, true},         {"--flags-good", cli->flags_good, true, false},
                 {"--flags-bad", cli->flags_bad, true, false}};
-    if (cli->quiet && cli->verbose) return dkv_fail(err, DKV_EUSER, "--quiet and --verbose together");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (!rows[i].value && (flags ? rows[i].of_flags : rows[i].of_commits))
             return dkv_fail(err, DKV_EUSER, "bisect: %s is missing", rows[i].name);

@@ -302,10 +302,6 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
     if (cli->json && strcmp(cli->json, "-") == 0) s.out = stderr;
     s.colour = s.out == stdout && dkv_wantsColour();
     s.bar = isatty(STDERR_FILENO) && isatty(STDOUT_FILENO);
-    if (cli->quiet && cli->verbose) {
-        dkv_fail(&err, DKV_EUSER, "--quiet and --verbose together");
-        return dkv_complain(&err);
-    }
     if (makeItems(sel, cli, kernels, &n_kernels, &items, &n, &err) || (!replay && loadWaivers(cli, &s.waivers, &err))) {
         free(items);
         return dkv_complain(&err);

@@ -161,7 +161,6 @@ static int prepare(const dkv_cli *cli, dkv_kernel_spec kernels[2], dkv_problem *
     int rc = 0;
     *p = (dkv_problem){0};
     if (cli->n_words < 3) return dkv_fail(err, DKV_EUSER, "compare: two kernels, then a line");
-    if (cli->quiet && cli->verbose) return dkv_fail(err, DKV_EUSER, "--quiet and --verbose together");
     for (int k = 0; k < 2 && !rc; k++) rc = dkv_parseKernelSpec(cli->words[k], &kernels[k], err);
     if (!rc) rc = dkv_selectWords(cli->words + 2, cli->n_words - 2, &sel, err);
     if (!rc && sel.n != 1) rc = dkv_fail(err, DKV_EUSER, "compare: one line, not %ld", sel.n);

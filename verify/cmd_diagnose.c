@@ -24,7 +24,6 @@ static int prepare(const dkv_cli *cli, dkv_problem *p, dkv_err *err) {
     *p = (dkv_problem){0};
     if (cli->n_kernels != 1)
         return dkv_fail(err, DKV_EUSER, "diagnose: --kernel: one kernel (`dualkv list kernels` names them)");
-    if (cli->quiet && cli->verbose) return dkv_fail(err, DKV_EUSER, "--quiet and --verbose together");
     if (!cli->n_words) return dkv_fail(err, DKV_EUSER, "diagnose: which line?");
     int rc = dkv_selectWords(cli->words, cli->n_words, &sel, err);
     if (!rc && sel.n != 1) rc = dkv_fail(err, DKV_EUSER, "diagnose: one line, not %ld", sel.n);

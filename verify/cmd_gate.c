@@ -206,7 +206,6 @@ static int loadWaivers(run *r, dkv_err *err) {
 static int checkWords(const run *r, dkv_err *err) {
     const dkv_cli *cli = r->cli;
     if (cli->n_kernels != 1) return dkv_fail(err, DKV_EUSER, "gate: --kernel: one kernel (`dualkv list kernels`)");
-    if (cli->quiet && cli->verbose) return dkv_fail(err, DKV_EUSER, "--quiet and --verbose together");
     if (cli->no_fuzz && (cli->cases || cli->seed || cli->profile))
         return dkv_fail(err, DKV_EUSER, "--no-fuzz together with options of fuzzing");
     if (cli->new_bits && !cli->accepted) return dkv_fail(err, DKV_EUSER, "--new-bits: against what? (--accepted FILE)");

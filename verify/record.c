@@ -156,11 +156,10 @@ static void addTensors(cJSON *o, const dkv_result *r) {
 }
 
 static void addChecks(cJSON *o, const dkv_result *r) {
-    static const char *const words[] = {NULL, "passed", "defect", "note"};
     cJSON *checks = cJSON_AddObjectToObject(o, "checks");
     const dkv_check *c;
     for (int i = 0; (c = dkv_listCheck(i)); i++)
-        if (words[r->finding[i].state]) cJSON_AddStringToObject(checks, c->name, words[r->finding[i].state]);
+        if (dkv_findingName(r->finding[i].state)) cJSON_AddStringToObject(checks, c->name, dkv_findingName(r->finding[i].state));
 }
 
 /* To three figures. */
@@ -193,9 +192,8 @@ static void addPower(cJSON *o, const dkv_strength *s) {
 }
 
 static void addOracle(cJSON *o, const dkv_oracle_use *u) {
-    static const char *const words[] = {NULL, "cpu", "cuda", "both"};
-    if (!words[u->by]) return;
-    cJSON_AddStringToObject(o, "oracle", words[u->by]);
+    if (u->by == DKV_ORACLE_AUTO) return;
+    cJSON_AddStringToObject(o, "oracle", dkv_oracleName(u->by));
     dkv_addNumber(o, "oracle_seconds", u->seconds);
     if (u->by != DKV_ORACLE_CPU) dkv_addNumber(o, "oracle_device_seconds", u->device_seconds);
     if (u->by != DKV_ORACLE_CPU) dkv_addNumber(o, "oracle_device_flops", u->flops);

@@ -21,6 +21,8 @@
 static const char *const modes[] = {"auto", "cpu", "cuda", "both"};
 enum { N_MODES = sizeof modes / sizeof modes[0] };
 
+const char *dkv_oracleName(dkv_oracle_mode m) { return modes[m]; }
+
 int dkv_parseOracleMode(const char *word, dkv_oracle_mode *out, dkv_err *err) {
     for (int i = 0; i < N_MODES; i++) {
         if (strcmp(modes[i], word) != 0) continue;

@@ -44,7 +44,8 @@ typedef struct dkv_remote_oracle {
     double seconds, flops; /* of the device */
 } dkv_remote_oracle;
 
-/* Words of --oracle; DKV_EUSER with the nearest one. */
+/* Words of --oracle and of records; DKV_EUSER with the nearest one. */
+const char *dkv_oracleName(dkv_oracle_mode m);
 int dkv_parseOracleMode(const char *word, dkv_oracle_mode *out, dkv_err *err);
 
 /* `plugin`: a path, or NULL: the one beside the program. `timeout`: seconds for an answer, beside the work's own.

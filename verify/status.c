@@ -28,6 +28,11 @@ dkv_status dkv_findStatus(const char *name) {
     return (dkv_status)s;
 }
 
+const char *dkv_findingName(dkv_finding_state s) {
+    static const char *const names[] = {NULL, "passed", "defect", "note"};
+    return names[s];
+}
+
 int dkv_runExit(const long counts[DKV_ST_N]) {
     long seen[5] = {0};
     for (int s = 0; s < DKV_ST_N; s++)

@@ -26,6 +26,16 @@ typedef enum dkv_status {
     DKV_ST_N
 } dkv_status;
 
+/* What became of one check of a case. */
+typedef enum dkv_finding_state {
+    DKV_NOT_APPLICABLE,
+    DKV_CHECK_PASSED,
+    DKV_CHECK_DEFECT,
+    DKV_CHECK_NOTE
+} dkv_finding_state;
+/* Its word in records; NULL: none is written. */
+const char *dkv_findingName(dkv_finding_state s);
+
 enum { DKV_EXIT_OK = 0, DKV_EXIT_DEFECT = 1, DKV_EXIT_USER = 2, DKV_EXIT_NOTHING = 3, DKV_EXIT_WEAK = 4 };
 
 typedef struct dkv_status_row {
