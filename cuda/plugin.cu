@@ -93,7 +93,7 @@ static const char *plugin_refuses(void *handle, const dualkv_problem *p) {
     char *why = self->reason;
     size_t n = sizeof self->reason;
     if (p->dtype < DUALKV_BF16 || p->dtype > DUALKV_FP32) return "element type unknown to this kernel";
-    if (p->mask < DUALKV_CAUSAL || p->mask > DUALKV_BLOCK) return "mask unknown to this kernel";
+    if (p->mask < DUALKV_CAUSAL || p->mask >= DUALKV_BIDIR) return "mask unknown to this kernel";
     if (p->dqk < 1 || p->dqk > 256 || p->dv < 1 || p->dv > 256) {
         snprintf(why, n, "head dims %d:%d, at most 256 are supported", p->dqk, p->dv);
         return why;

@@ -25,8 +25,6 @@ static const struct {
 
 static const char *const edge_names[DKV_N_EDGES] = {"empty",  "one",     "tile",  "primes", "many", "tree",
                                                     "groups", "context", "limit", "long",   "plain"};
-static const char *const masks[] = {"causal", "full", "prefix", "window", "window+first", "chunk", "block"};
-enum { CAUSAL, FULL, PREFIX, WINDOW, WINDOW_FIRST, CHUNK, BLOCK, N_MASKS };
 
 /* Words of each class of head dim, the smaller ones first. */
 static const char *const dims[][6] = {{"1", "2", "3", "8", NULL},
@@ -141,6 +139,12 @@ static int64_t drawLength(draws *d, bool prompt) {
 
 /* ---- shapes ---- */
 
+static const dkv_mask_row *rowOf(const draws *d, bool *with) {
+    dualkv_mask_kind mask = DUALKV_CAUSAL;
+    (void)dkv_listVariant(d->level[MASK], &mask, with);
+    return dkv_maskRow(mask);
+}
+
 static int64_t clampRecorded(const draws *d, int64_t x, int which) {
     return d->recorded && x > recorded_tokens[which] ? recorded_tokens[which] : x;
 }
@@ -194,8 +198,9 @@ static void putShape(draws *d) {
     bool second = edge == DKV_EDGE_GROUPS || (planted && edge == DKV_EDGE_PLAIN);
     second = second || (d->attempt < TIGHT && oneIn(d, 6));
     uint32_t groups = !second ? 1 : edge == DKV_EDGE_GROUPS ? 2 + below(d, 2) : 2;
-    /* With mask=full or prefix a limit may not cut through tokens that have queries. */
-    const bool cut = edge == DKV_EDGE_LIMIT && (d->level[MASK] == FULL || d->level[MASK] == PREFIX);
+    /* Where rows see their whole segment a limit may not cut through tokens that have queries. */
+    bool with;
+    const bool cut = edge == DKV_EDGE_LIMIT && rowOf(d, &with)->whole != DKV_WHOLE_NEVER;
     put(d, "shape=");
     for (uint32_t g = 0; g < groups; g++) {
         int64_t len = clampRecorded(d, drawLength(d, true), 0);
@@ -208,20 +213,30 @@ static void putShape(draws *d) {
 
 /* ---- the rest of the line ---- */
 
+/* One of the words of a list. */
+static void drawWord(draws *d, const char *list, char *out, size_t n) {
+    uint32_t words = 1;
+    for (const char *c = list; *c; c++) words += *c == ' ';
+    for (uint32_t k = below(d, words); k; k--) list += strcspn(list, " ") + 1;
+    snprintf(out, n, "%.*s", (int)strcspn(list, " "), list);
+}
+
+/* Parameters are drawn from the last to the first, and one length whatever the mask. */
 static void putMask(draws *d) {
-    static const char *const densities[] = {"0", "0.05", "0.3", "0.7", "1"};
-    static const uint8_t blocks[] = {1, 3, 4, 8, 16, 16, 32, 64};
-    int64_t size = 1 + anyLength(d);
-    switch (d->level[MASK]) {
-    case CAUSAL: return;
-    case WINDOW: put(d, " mask=window:%" PRId64, size); return;
-    case WINDOW_FIRST: put(d, " mask=window:%" PRId64 ":%" PRId64, size, 1 + anyLength(d)); return;
-    case CHUNK: put(d, " mask=chunk:%" PRId64, size); return;
-    case BLOCK:
-        put(d, " mask=block:%d:%s:%" PRIu32, PICK(d, blocks), PICK(d, densities), below(d, 100));
-        return;
-    default: put(d, " mask=%s", masks[d->level[MASK]]);
-    }
+    char words[DKV_MASK_PARAMETERS][24];
+    bool with;
+    const dkv_mask_row *row = rowOf(d, &with);
+    const dkv_mask_parameter *q = row->parameter;
+    const int64_t size = 1 + anyLength(d);
+    int n = 0;
+    if (row == dkv_maskRow(DUALKV_CAUSAL)) return;
+    while (q[n].kind && (with || !q[n].variant)) n++;
+    for (int i = n - 1; i >= 0; i--)
+        if (q[i].draws) drawWord(d, q[i].draws, words[i], sizeof words[i]);
+        else if (q[i].kind == DKV_PARAMETER_COUNT) snprintf(words[i], sizeof words[i], "%" PRId64, i ? 1 + anyLength(d) : size);
+        else snprintf(words[i], sizeof words[i], "%" PRIu32, below(d, 100));
+    put(d, " mask=%s", row->name);
+    for (int i = 0; i < n; i++) put(d, ":%s", words[i]);
 }
 
 static void putHeads(draws *d) {
@@ -317,7 +332,9 @@ const char *dkv_profileName(int i) { return i >= 0 && i < DKV_N_PROFILES ? profi
 const char *dkv_edgeName(int i) { return i >= 0 && i < DKV_N_EDGES ? edge_names[i] : NULL; }
 
 static void countLevels(const dkv_sampler *s, int levels[N_FACTORS]) {
-    levels[MASK] = N_MASKS;
+    dualkv_mask_kind mask;
+    bool with;
+    for (levels[MASK] = 0; dkv_listVariant(levels[MASK], &mask, &with); levels[MASK]++) continue;
     levels[MODIFIER] = N_MODIFIERS;
     levels[DTYPE] = s->profile == DKV_GPU ? 2 : 3;
     levels[DIM] = N_DIMS;

@@ -48,22 +48,23 @@ static void array_holds_every_pair(void **state) {
 
 /* What a problem belongs to: words of its features. */
 enum {
-    N_FILLS_MAX = 32,
+    N_MASKS_MAX = 32,
+    N_FILLS_MAX = 64,
     MASKS = 0,
-    MODS = 8,
-    TYPES = 16,
-    RATIO = 20,
-    EDGES = 28,
-    FILLS = 40,
-    LAYOUTS = 72,
-    RUNS = 76,
-    N_FEATURES = 80
+    MODS = MASKS + N_MASKS_MAX,
+    TYPES = MODS + 8,
+    RATIO = TYPES + 4,
+    EDGES = RATIO + 8,
+    FILLS = EDGES + 12,
+    LAYOUTS = FILLS + N_FILLS_MAX,
+    RUNS = LAYOUTS + 4,
+    N_FEATURES = RUNS + 4
 };
 
 static void mark(const dkv_problem *p, bool has[N_FEATURES]) {
     const char *help, *name;
     memset(has, 0, N_FEATURES);
-    has[MASKS + (int)p->mask + (p->mask >= DUALKV_WINDOW && p->window_sinks ? 7 - (int)p->mask : 0)] = true;
+    has[MASKS + dkv_maskVariant(p)] = true;
     has[MODS + 0] = p->scale_given, has[MODS + 1] = p->softcap > 0, has[MODS + 2] = p->alibi;
     has[MODS + 3] = p->sink, has[MODS + 4] = p->dlse, has[MODS + 5] = !p->grad;
     has[TYPES + (int)p->dtype] = true;

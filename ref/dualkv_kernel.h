@@ -44,7 +44,7 @@ typedef enum dualkv_mask_kind {
     DUALKV_WINDOW = 3, /* j <= p and (j > p - window or j < window_sinks) */
     DUALKV_CHUNK = 4,  /* j <= p and j / chunk == p / chunk */
     DUALKV_BLOCK = 5,  /* j <= p and dualkv_block_kept(block_seed, p / block, j / block, block_density) */
-    DUALKV_BIDIR = 6   /* inadmissible; kernels never receive it */
+    DUALKV_BIDIR       /* always the last: inadmissible, never given to a kernel. A kernel refuses numbers that it does not know */
 } dualkv_mask_kind;
 
 /* One key range: `len` rows of K and V from packed row `k_start`; its first key has position `pos`. */

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "mask.h"
+
 /* ---- packed ---- */
 
 /* Appends what segment i sees: the first `context` tokens of its parent's list, then its own. `cap`: room in
@@ -129,8 +131,7 @@ static bool has_queries(const dkv_node *n) { return n->len > 0 && !n->key_only; 
 
 /* Is the copy of node i's sequence plain attention of one segment? */
 static bool is_plain(const dkv_problem *p, int32_t root) {
-    return p->mask != DUALKV_FULL && p->mask != DUALKV_PREFIX && p->mask != DUALKV_BIDIR &&
-           !p->nodes[root].key_only;
+    return dkv_maskRow(p->mask)->whole == DKV_WHOLE_NEVER && !p->nodes[root].key_only;
 }
 
 /* The replicated problem's nodes. */
@@ -228,11 +229,11 @@ static wide below_chunk(const dkv_problem *p, wide n) {
     return n / p->chunk * triangle(p->chunk) + triangle(n % p->chunk);
 }
 
-#define COUNTED_BLOCKS ((wide)1 << 28) /* above this many block pairs the expected count stands in */
+#define COUNTED ((wide)1 << 28) /* above this many pairs (of blocks) the expected count stands in */
 
 static wide block_pairs(const dkv_problem *p, int64_t first, int64_t end) {
     int64_t b = p->block, q0 = first / b, q1 = (end - 1) / b;
-    if ((wide)(q1 - q0 + 1) * (q1 + 1) > COUNTED_BLOCKS)
+    if ((wide)(q1 - q0 + 1) * (q1 + 1) > COUNTED)
         return (wide)(p->block_density * (double)(triangle(end) - triangle(first)));
     wide pairs = 0;
     for (int64_t q = q0; q <= q1; q++) {
@@ -245,24 +246,27 @@ static wide block_pairs(const dkv_problem *p, int64_t first, int64_t end) {
     return pairs;
 }
 
+/* Pair by pair; above the limit those of the causal mask, of which it is a part. */
+static wide each_pair(const dkv_problem *p, const dkv_node *n, wide causal) {
+    const dkv_mask_view v = dkv_viewMask(p, (int32_t)(n - p->nodes));
+    wide pairs = 0;
+    if (causal > COUNTED) return causal;
+    for (int64_t r = 0; r < n->len; r++)
+        for (int64_t j = 0; j <= n->context + r; j++) pairs += dkv_pairSees(&v, r, j);
+    return pairs;
+}
+
 static wide node_pairs(const dkv_problem *p, const dkv_node *n) {
-    int64_t first = n->context, end = n->context + n->len;
+    const int64_t first = n->context, end = n->context + n->len;
+    const wide causal = triangle(end) - triangle(first);
+    if (dkv_maskWhole(p, (int32_t)(n - p->nodes))) return (wide)n->len * end;
+    if (dkv_maskKeys(p) == DKV_KEYS_ALL) return causal;
     switch (p->mask) {
-    case DUALKV_FULL:
-    case DUALKV_BIDIR:
-        return (wide)n->len * end;
-    case DUALKV_PREFIX:
-        return n->depth ? triangle(end) - triangle(first) : (wide)n->len * end;
-    case DUALKV_WINDOW:
-        return below_window(p, end) - below_window(p, first);
-    case DUALKV_CHUNK:
-        return below_chunk(p, end) - below_chunk(p, first);
-    case DUALKV_BLOCK:
-        return block_pairs(p, first, end);
-    case DUALKV_CAUSAL:
-        break;
+    case DUALKV_WINDOW: return below_window(p, end) - below_window(p, first);
+    case DUALKV_CHUNK: return below_chunk(p, end) - below_chunk(p, first);
+    case DUALKV_BLOCK: return block_pairs(p, first, end);
+    default: return each_pair(p, n, causal);
     }
-    return triangle(end) - triangle(first);
 }
 
 static wide count_pairs(const dkv_problem *p) {

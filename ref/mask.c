@@ -2,7 +2,10 @@
 
 #include <stdio.h>
 
-#include "mask_pair.h"
+bool dkv_maskWhole(const dkv_problem *p, int32_t n) {
+    const dkv_mask_view v = dkv_viewMask(p, n);
+    return dkv_pairWhole(&v);
+}
 
 bool dkv_maskSees(const dkv_problem *p, int32_t n, int64_t r, int64_t j) {
     const dkv_mask_view v = dkv_viewMask(p, n);
@@ -50,7 +53,7 @@ static int refuseBidir(const dkv_problem *p, dkv_err *err) {
 int dkv_maskAdmissible(const dkv_problem *p, dkv_err *err) {
     char an[64], nn[64];
     if (p->mask == DUALKV_BIDIR) return refuseBidir(p, err);
-    if (p->mask != DUALKV_FULL && p->mask != DUALKV_PREFIX) return DKV_OK;
+    if (dkv_maskRow(p->mask)->whole == DKV_WHOLE_NEVER) return DKV_OK;
     /* A row that sees its whole segment must find it whole in every sequence where it has a copy. */
     for (int32_t n = 0; n < p->n_nodes; n++) {
         const dkv_node *node = &p->nodes[n];
@@ -58,13 +61,12 @@ int dkv_maskAdmissible(const dkv_problem *p, dkv_err *err) {
         for (int32_t a = node->parent; a >= 0; a = p->nodes[a].parent) {
             const dkv_node *anc = &p->nodes[a];
             const int64_t seen = node->context - anc->context; /* (a cut between the two is refused there) */
-            if (p->mask == DUALKV_PREFIX && anc->parent >= 0) continue;
-            if (hasQueries(anc) && seen > 0 && seen < anc->len)
+            if (dkv_maskWhole(p, a) && hasQueries(anc) && seen > 0 && seen < anc->len)
                 return dkv_fail(
                     err, DKV_EREFUSED,
                     "mask=%s: row 0 of %s (group %d) sees key %lld, which its copy before %s would "
                     "not see: @%lld cuts through its segment",
-                    p->mask == DUALKV_FULL ? "full" : "prefix", nameNode(p, a, an, sizeof an), anc->group,
+                    dkv_maskName(p->mask), nameNode(p, a, an, sizeof an), anc->group,
                     (long long)node->context, nameNode(p, n, nn, sizeof nn), (long long)node->context);
         }
     }

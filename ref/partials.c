@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "dtype.h"
+#include "mask.h"
 
 dkv_partials dkv_partialsOf(const dualkv_arithmetic *a) {
     dkv_partials p = {0};
@@ -56,7 +57,7 @@ void dkv_countRoundings(const dkv_layout *l, const dualkv_arithmetic *a, int64_t
             const bool own = g->k_start == seg->k_start && seg->k_len > 0;
             for (int64_t j = 0; j < g->len; j++) {
                 /* Causal masks: a segment's own key is seen from its own row on. */
-                const int64_t first = own && v->mask != DUALKV_FULL && v->mask != DUALKV_PREFIX ? j : 0;
+                const int64_t first = own && dkv_maskRow(v->mask)->whole == DKV_WHOLE_NEVER ? j : 0;
                 const double blocks = p.rows ? (double)((blocksOf(seg->q_len, size) - first / size) * heads) : 0;
                 const double here = p.rows ? blocks : 1 + p.heads;
                 double *most = &through[g->k_start + j];

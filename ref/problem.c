@@ -53,7 +53,7 @@ void dkv_putText(dkv_text *t, const char *fmt, ...) {
     t->len += wrote > 0 ? (size_t)wrote : 0;
 }
 
-static int read_range(const dkv_word *w, const char **s, int64_t min, int64_t max, const char *what,
+int dkv_readRange(const dkv_word *w, const char **s, int64_t min, int64_t max, const char *what,
                       int64_t *out, dkv_err *err) {
     const char *at = *s;
     int code = dkv_readCount(w, s, max, out, err);
@@ -61,19 +61,19 @@ static int read_range(const dkv_word *w, const char **s, int64_t min, int64_t ma
     return code;
 }
 
-static bool take(const dkv_word *w, const char **s, char c) {
+bool dkv_takeChar(const dkv_word *w, const char **s, char c) {
     if (*s >= w->end || **s != c) return false;
     (*s)++;
     return true;
 }
 
-static int at_end(const dkv_word *w, const char *s, dkv_err *err) {
+int dkv_atEnd(const dkv_word *w, const char *s, dkv_err *err) {
     return s == w->end ? 0 : dkv_failWord(err, w, s, "'%c' is not expected here", *s);
 }
 
 /* A finite decimal number up to `end`: no hexadecimal, no inf, no nan. Copied, so that strtod stops at the
  * end. */
-static int read_real(const dkv_word *w, const char **s, bool single, double *out, dkv_err *err) {
+int dkv_readReal(const dkv_word *w, const char **s, bool single, double *out, dkv_err *err) {
     char text[64];
     size_t n = 0;
     while (*s + n < w->end && strchr("0123456789+-.eE", (*s)[n]) && n < sizeof text - 1) n++;
@@ -88,8 +88,20 @@ static int read_real(const dkv_word *w, const char **s, bool single, double *out
     return 0;
 }
 
+int dkv_readSeed(const dkv_word *w, const char **s, uint64_t *out, dkv_err *err) {
+    const char *at = *s;
+    uint64_t x = 0;
+    for (; *s < w->end && **s >= '0' && **s <= '9'; (*s)++)
+        if (__builtin_mul_overflow(x, (uint64_t)10, &x) ||
+            __builtin_add_overflow(x, (uint64_t)(**s - '0'), &x))
+            return dkv_failWord(err, w, at, "the seed is above 2^64 - 1");
+    if (*s == at) return dkv_failWord(err, w, at, "a seed is a number from 0 to 2^64 - 1");
+    *out = x;
+    return 0;
+}
+
 /* Shortest text that reads back as x: 17 digits always do for a double, 9 for a float. */
-static void put_real(dkv_text *t, double x, bool single) {
+void dkv_putReal(dkv_text *t, double x, bool single) {
     char text[48];
     if (x == floor(x) && fabs(x) < 1e6) {
         dkv_putText(t, "%.0f", x == 0 ? 0.0 : x);
@@ -134,7 +146,7 @@ static const char *const layout_names[] = {"contiguous", "fused", "padded", "str
 static const char *const run_names[] = {"single", "twice", "aba", "side", "graph", "busy", NULL};
 
 /* Which of `names` is the text [s, e)? Otherwise the message suggests the nearest. */
-static int read_choice(const dkv_word *w, const char *s, const char *e, const char *what,
+int dkv_readChoice(const dkv_word *w, const char *s, const char *e, const char *what,
                        const char *const *names, int *out, dkv_err *err) {
     int nearest = 0, least = 100;
     for (int i = 0; names[i]; i++) {
@@ -160,116 +172,27 @@ static int read_choice(const dkv_word *w, const char *s, const char *e, const ch
 }
 
 static int read_switch(const dkv_word *w, bool *out, dkv_err *err) {
-    int on = 0, code = read_choice(w, w->value, w->end, "value", onoff_names, &on, err);
+    int on = 0, code = dkv_readChoice(w, w->value, w->end, "value", onoff_names, &on, err);
     *out = on == 1;
     return code;
 }
 
-/* ---- masks: one row each ---- */
-
-typedef struct mask_row {
-    const char *name, *form, *help;
-    int (*parse)(const dkv_word *w, const char **s, dkv_problem *p, dkv_err *err); /* what follows the name */
-    void (*print)(const dkv_problem *p, dkv_text *t);
-} mask_row;
-
-static int parse_window(const dkv_word *w, const char **s, dkv_problem *p, dkv_err *err) {
-    if (!take(w, s, ':')) return dkv_failWord(err, w, *s, "window needs its size: window:W[:S]");
-    int code = read_range(w, s, 1, DKV_TOKENS_MAX, "a window", &p->window, err);
-    if (!code && take(w, s, ':')) code = read_range(w, s, 0, DKV_TOKENS_MAX, "sinks", &p->window_sinks, err);
-    return code;
-}
-
-static void print_window(const dkv_problem *p, dkv_text *t) {
-    dkv_putText(t, ":%" PRId64, p->window);
-    if (p->window_sinks) dkv_putText(t, ":%" PRId64, p->window_sinks);
-}
-
-static int parse_chunk(const dkv_word *w, const char **s, dkv_problem *p, dkv_err *err) {
-    if (!take(w, s, ':')) return dkv_failWord(err, w, *s, "chunk needs its size: chunk:C");
-    return read_range(w, s, 1, DKV_TOKENS_MAX, "a chunk", &p->chunk, err);
-}
-
-static void print_chunk(const dkv_problem *p, dkv_text *t) { dkv_putText(t, ":%" PRId64, p->chunk); }
-
-static int read_seed(const dkv_word *w, const char **s, uint64_t *out, dkv_err *err) {
-    const char *at = *s;
-    uint64_t x = 0;
-    for (; *s < w->end && **s >= '0' && **s <= '9'; (*s)++)
-        if (__builtin_mul_overflow(x, (uint64_t)10, &x) ||
-            __builtin_add_overflow(x, (uint64_t)(**s - '0'), &x))
-            return dkv_failWord(err, w, at, "the seed is above 2^64 - 1");
-    if (*s == at) return dkv_failWord(err, w, at, "a seed is a number from 0 to 2^64 - 1");
-    *out = x;
-    return 0;
-}
-
-static int parse_block(const dkv_word *w, const char **s, dkv_problem *p, dkv_err *err) {
-    static const char form[] = "block needs size, density and seed: block:B:DENSITY:SEED";
-    if (!take(w, s, ':')) return dkv_failWord(err, w, *s, "%s", form);
-    int code = read_range(w, s, 1, DKV_TOKENS_MAX, "a block", &p->block, err);
-    if (code) return code;
-    if (!take(w, s, ':')) return dkv_failWord(err, w, *s, "%s", form);
-    const char *at = *s;
-    if ((code = read_real(w, s, false, &p->block_density, err))) return code;
-    if (!(p->block_density >= 0 && p->block_density <= 1))
-        return dkv_failWord(err, w, at, "a density is between 0 and 1");
-    if (!take(w, s, ':')) return dkv_failWord(err, w, *s, "%s", form);
-    return read_seed(w, s, &p->block_seed, err);
-}
-
-static void print_block(const dkv_problem *p, dkv_text *t) {
-    dkv_putText(t, ":%" PRId64 ":", p->block);
-    put_real(t, p->block_density, false);
-    dkv_putText(t, ":%" PRIu64, p->block_seed);
-}
-
-static const mask_row masks[] = {
-    [DUALKV_CAUSAL] = {"causal", "causal", "a row sees the keys up to its own position", NULL, NULL},
-    [DUALKV_FULL] = {"full", "full", "a row sees all its ancestors and its whole segment", NULL, NULL},
-    [DUALKV_PREFIX] = {"prefix", "prefix", "the root is bidirectional, the rest causal", NULL, NULL},
-    [DUALKV_WINDOW] = {"window", "window:W[:S]", "causal: the last W keys and the first S", parse_window,
-                       print_window},
-    [DUALKV_CHUNK] = {"chunk", "chunk:C", "causal within chunks of C positions", parse_chunk, print_chunk},
-    [DUALKV_BLOCK] = {"block", "block:B:DENSITY:SEED",
-                      "causal, and blocks of BxB kept with probability DENSITY", parse_block, print_block},
-    [DUALKV_BIDIR] = {"bidir", "bidir", "everything in the replicated sequence: inadmissible, always refused",
-                      NULL, NULL},
-};
-enum { N_MASKS = sizeof masks / sizeof *masks };
-
-static int parse_mask(const dkv_word *w, dkv_problem *p, dkv_err *err) {
-    const char *names[N_MASKS + 1] = {NULL}, *s = w->value;
-    for (int i = 0; i < N_MASKS; i++) names[i] = masks[i].name;
-    while (s < w->end && *s != ':') s++;
-    int kind = 0, code = read_choice(w, w->value, s, "mask", names, &kind, err);
-    if (!code && masks[kind].parse) code = masks[kind].parse(w, &s, p, err);
-    p->mask = (dualkv_mask_kind)kind;
-    return code ? code : at_end(w, s, err);
-}
-
-static void print_mask(const dkv_problem *p, dkv_text *t) {
-    if (p->mask == DUALKV_CAUSAL) return;
-    dkv_putText(t, " mask=%s", masks[p->mask].name);
-    if (masks[p->mask].print) masks[p->mask].print(p, t);
-}
-
-/* ---- the other keys ---- */
+/* ---- keys ---- */
 
 static int parse_shape(const dkv_word *w, dkv_problem *p, dkv_err *err) { return dkv_readShape(w, p, err); }
 
 static int parse_heads(const dkv_word *w, dkv_problem *p, dkv_err *err) {
     const char *s = w->value;
     int64_t hq, hkv;
-    int code = read_range(w, &s, 1, DKV_HEADS_MAX, "Hq", &hq, err);
+    int code = dkv_readRange(w, &s, 1, DKV_HEADS_MAX, "Hq", &hq, err);
     if (code) return code;
-    if (!take(w, &s, ':')) return dkv_failWord(err, w, s, "heads are Hq:Hkv, ':' is missing");
+    if (!dkv_takeChar(w, &s, ':')) return dkv_failWord(err, w, s, "heads are Hq:Hkv, ':' is missing");
     const char *at = s;
-    if ((code = read_range(w, &s, 1, DKV_HEADS_MAX, "Hkv", &hkv, err))) return code;
+    if ((code = dkv_readRange(w, &s, 1, DKV_HEADS_MAX, "Hkv", &hkv, err))) return code;
     if (hq % hkv) return dkv_failWord(err, w, at, "Hkv = %d does not divide Hq = %d", (int)hkv, (int)hq);
     p->hq = (int32_t)hq;
     p->hkv = (int32_t)hkv;
-    return at_end(w, s, err);
+    return dkv_atEnd(w, s, err);
 }
 
 static void print_heads(const dkv_problem *p, dkv_text *t) {
@@ -279,13 +202,13 @@ static void print_heads(const dkv_problem *p, dkv_text *t) {
 static int parse_dim(const dkv_word *w, dkv_problem *p, dkv_err *err) {
     const char *s = w->value;
     int64_t dqk, dv;
-    int code = read_range(w, &s, 1, DKV_DIM_MAX, "a head dimension", &dqk, err);
+    int code = dkv_readRange(w, &s, 1, DKV_DIM_MAX, "a head dimension", &dqk, err);
     dv = dqk;
-    if (!code && take(w, &s, ':')) code = read_range(w, &s, 1, DKV_DIM_MAX, "a head dimension", &dv, err);
+    if (!code && dkv_takeChar(w, &s, ':')) code = dkv_readRange(w, &s, 1, DKV_DIM_MAX, "a head dimension", &dv, err);
     if (code) return code;
     p->dqk = (int32_t)dqk;
     p->dv = (int32_t)dv;
-    return at_end(w, s, err);
+    return dkv_atEnd(w, s, err);
 }
 
 static void print_dim(const dkv_problem *p, dkv_text *t) {
@@ -295,7 +218,7 @@ static void print_dim(const dkv_problem *p, dkv_text *t) {
 }
 
 static int parse_dtype(const dkv_word *w, dkv_problem *p, dkv_err *err) {
-    int i = 0, code = read_choice(w, w->value, w->end, "dtype", dtype_names, &i, err);
+    int i = 0, code = dkv_readChoice(w, w->value, w->end, "dtype", dtype_names, &i, err);
     p->dtype = (dualkv_dtype)i;
     return code;
 }
@@ -312,8 +235,8 @@ static int read_float(const dkv_word *w, double low, double high, bool *off, flo
         if (*off) return 0;
     }
     double x;
-    int code = read_real(w, &s, true, &x, err);
-    if (!code) code = at_end(w, s, err);
+    int code = dkv_readReal(w, &s, true, &x, err);
+    if (!code) code = dkv_atEnd(w, s, err);
     if (!code && !(x >= (float)low && x <= (float)high))
         code = dkv_failWord(err, w, w->value, "must be from %g to %g%s", low, high, off ? ", or off" : "");
     *out = (float)x;
@@ -328,7 +251,7 @@ static int parse_scale(const dkv_word *w, dkv_problem *p, dkv_err *err) {
 static void print_scale(const dkv_problem *p, dkv_text *t) {
     if (!p->scale_given) return;
     dkv_putText(t, " scale=");
-    put_real(t, p->scale, true);
+    dkv_putReal(t, p->scale, true);
 }
 
 static int parse_softcap(const dkv_word *w, dkv_problem *p, dkv_err *err) {
@@ -339,7 +262,7 @@ static int parse_softcap(const dkv_word *w, dkv_problem *p, dkv_err *err) {
 static void print_softcap(const dkv_problem *p, dkv_text *t) {
     if (!(p->softcap > 0)) return;
     dkv_putText(t, " softcap=");
-    put_real(t, p->softcap, true);
+    dkv_putReal(t, p->softcap, true);
 }
 
 static int parse_alibi(const dkv_word *w, dkv_problem *p, dkv_err *err) {
@@ -360,7 +283,7 @@ static int parse_sinklogit(const dkv_word *w, dkv_problem *p, dkv_err *err) {
 static void print_sinklogit(const dkv_problem *p, dkv_text *t) {
     if (!p->sink) return;
     dkv_putText(t, " sinklogit=");
-    put_real(t, p->sinklogit, true);
+    dkv_putReal(t, p->sinklogit, true);
 }
 
 static int parse_fill(const dkv_word *w, dkv_problem *p, dkv_err *err) {
@@ -381,8 +304,8 @@ static void print_fill(const dkv_problem *p, dkv_text *t) {
 
 static int parse_seed(const dkv_word *w, dkv_problem *p, dkv_err *err) {
     const char *s = w->value;
-    int code = read_seed(w, &s, &p->seed, err);
-    return code ? code : at_end(w, s, err);
+    int code = dkv_readSeed(w, &s, &p->seed, err);
+    return code ? code : dkv_atEnd(w, s, err);
 }
 
 static void print_seed(const dkv_problem *p, dkv_text *t) {
@@ -406,7 +329,7 @@ static void print_dlse(const dkv_problem *p, dkv_text *t) {
 }
 
 static int parse_layout(const dkv_word *w, dkv_problem *p, dkv_err *err) {
-    int i = 0, code = read_choice(w, w->value, w->end, "layout", layout_names, &i, err);
+    int i = 0, code = dkv_readChoice(w, w->value, w->end, "layout", layout_names, &i, err);
     p->layout = (dkv_layout_kind)i;
     return code;
 }
@@ -416,7 +339,7 @@ static void print_layout(const dkv_problem *p, dkv_text *t) {
 }
 
 static int parse_run(const dkv_word *w, dkv_problem *p, dkv_err *err) {
-    int i = 0, code = read_choice(w, w->value, w->end, "run", run_names, &i, err);
+    int i = 0, code = dkv_readChoice(w, w->value, w->end, "run", run_names, &i, err);
     p->run = (dkv_run_kind)i;
     return code;
 }
@@ -456,7 +379,7 @@ static const key_row keys[N_KEYS] = {
     [HEADS] = {"heads", "Hq:Hkv, Hkv divides Hq (1:1)", parse_heads, print_heads},
     [DIM] = {"dim", "Dqk or Dqk:Dv, 1..256 (64)", parse_dim, print_dim},
     [DTYPE] = {"dtype", "bf16, fp16, fp32 (bf16)", parse_dtype, print_dtype},
-    [MASK] = {"mask", "which keys a row sees, see `list masks` (causal)", parse_mask, print_mask},
+    [MASK] = {"mask", "which keys a row sees, see `list masks` (causal)", dkv_readMask, dkv_putMask},
     [SCALE] = {"scale", "factor of the scores (1/sqrt(Dqk))", parse_scale, print_scale},
     [SOFTCAP] = {"softcap", "c: scores become c tanh(score/c) (off)", parse_softcap, print_softcap},
     [ALIBI] = {"alibi", "on: scores fall with distance, usual geometric slopes (off)", parse_alibi,
@@ -500,7 +423,7 @@ static int read_word(const char *line, const char *begin, const char *end, dkv_w
     const char *eq = memchr(begin, '=', (size_t)(end - begin));
     if (!eq) return dkv_failWord(err, &w, begin, "not of the form key=value");
     w.value = eq + 1;
-    int k = 0, code = read_choice(&w, begin, eq, "key", names, &k, err);
+    int k = 0, code = dkv_readChoice(&w, begin, eq, "key", names, &k, err);
     if (code) return code;
     if (words[k].begin) return dkv_failWord(err, &w, begin, "%s= is given twice", keys[k].name);
     words[k] = w;
@@ -569,14 +492,6 @@ int64_t dkv_countKeys(const dkv_problem *p) {
 }
 
 const char *dkv_dtypeName(dualkv_dtype t) { return t >= 0 && t <= DUALKV_FP32 ? dtype_names[t] : "?"; }
-
-const char *dkv_maskName(dualkv_mask_kind m) { return m >= 0 && (int)m < N_MASKS ? masks[m].name : "?"; }
-
-const char *dkv_listMask(int i, const char **help) {
-    if (i < 0 || i >= N_MASKS) return NULL;
-    *help = masks[i].help;
-    return masks[i].form;
-}
 
 const char *dkv_listKey(int i, const char **help) {
     if (i < 0 || i >= N_KEYS) return NULL;

@@ -2,7 +2,11 @@
 #ifndef DKV_SMALL_PROBLEMS_H
 #define DKV_SMALL_PROBLEMS_H
 
+#include <stdio.h>
+#include <string.h>
+
 #include "dtype.h"
+#include "mask.h"
 #include "tensors.h"
 
 static const char *const dkv_small_shapes[] = {
@@ -34,13 +38,24 @@ static const char *const dkv_small_shapes[] = {
     "6+(0+3,2@4)@5",
 };
 
-static const char *const dkv_small_masks[] = {
-    "causal",        "full",          "prefix",      "window:1",    "window:3", "window:4:2",
-    "window:2:1",    "window:100:3",  "chunk:1",     "chunk:3",     "chunk:4",  "block:1:0.5:7",
-    "block:2:0.5:3", "block:3:0.3:9", "block:2:0:1", "block:2:1:5",
-};
-
 #define DKV_COUNT(a) (sizeof(a) / sizeof *(a))
+
+/* The m-th mask of the table with parameters, "window:4:2", until the next call; NULL past the end. */
+static inline const char *dkv_smallMask(size_t m) {
+    static char text[64];
+    const dkv_mask_row *row;
+    for (int i = 0; (row = dkv_maskRow(i)) && i < DUALKV_BIDIR; i++)
+        for (const char *at = row->tests;; at++) {
+            const int n = (int)strcspn(at, " ");
+            if (m-- == 0) {
+                snprintf(text, sizeof text, "%s%s%.*s", row->name, n ? ":" : "", n, at);
+                return text;
+            }
+            at += n;
+            if (!*at) break;
+        }
+    return NULL;
+}
 
 /* Roughly normal (sum of four uniforms), variance 1; a function of (seed, stream, i). */
 static inline double dkv_smallNormal(uint64_t seed, uint64_t stream, uint64_t i) {

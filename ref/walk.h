@@ -2,6 +2,9 @@
  * every kernel of ours (emu, cuda) takes its tile ranges from here, and the CPU enumerates them exhaustively against the
  * reference mask (ref/test_walk.c). Shares nothing with mask.c.
  *
+ * A mask is stated in dkv_walkSees. That is enough where its rows see no later key: what else is here then takes it for
+ * any part of the causal one, tiles are looked at pair by pair. Rules of its own in the others make it quicker.
+ *
  * A row r of segment s has position s->context + r; the key at offset `off` of range g has position g->pos + off.
  * Every range starts at the first token of some segment, so key tiles counted from a range's start are the same
  * tiles for all descendants of that segment. */
@@ -19,13 +22,17 @@
 DKV_HD int64_t dkv_walkMin(int64_t a, int64_t b) { return a < b ? a : b; }
 DKV_HD int64_t dkv_walkMax(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Do the rows of s see all keys of their segment and its ancestors? */
+DKV_HD int dkv_walkWhole(const dualkv_problem *p, const dualkv_segment *s) {
+    return p->mask == DUALKV_FULL || (p->mask == DUALKV_PREFIX && s->depth == 0);
+}
+
 /* Does row r of segment s see the key at offset `off` of range g? */
 DKV_HD int dkv_walkSees(const dualkv_problem *p, const dualkv_segment *s, const dualkv_range *g, int64_t r,
                         int64_t off) {
     int64_t i = s->context + r, j = g->pos + off;
+    if (dkv_walkWhole(p, s)) return 1;
     switch (p->mask) {
-    case DUALKV_FULL: return 1;
-    case DUALKV_PREFIX: return s->depth == 0 || j <= i;
     case DUALKV_WINDOW: return j <= i && (j > i - p->window || j < p->window_sinks);
     case DUALKV_CHUNK: return j <= i && j / p->chunk == i / p->chunk;
     case DUALKV_BLOCK:
@@ -44,7 +51,7 @@ DKV_HD void dkv_walkSpan(const dualkv_problem *p, const dualkv_segment *s, const
         *hi = 0;
         return;
     }
-    if (p->mask == DUALKV_FULL || (p->mask == DUALKV_PREFIX && s->depth == 0)) return;
+    if (dkv_walkWhole(p, s)) return;
     *hi = dkv_walkMin(*hi, last + 1 - g->pos);
     if (p->mask == DUALKV_WINDOW && p->window_sinks <= g->pos)
         *lo = dkv_walkMax(0, first - p->window + 1 - g->pos);
@@ -61,7 +68,7 @@ DKV_HD void dkv_walkRows(const dualkv_problem *p, const dualkv_segment *s, const
         *hi = 0;
         return;
     }
-    if (p->mask == DUALKV_FULL || (p->mask == DUALKV_PREFIX && s->depth == 0)) return;
+    if (dkv_walkWhole(p, s)) return;
     *lo = dkv_walkMax(0, first - s->context);
     if (p->mask == DUALKV_WINDOW && first >= p->window_sinks)
         *hi = dkv_walkMin(*hi, last + p->window - s->context);
@@ -75,7 +82,7 @@ DKV_HD void dkv_walkRows(const dualkv_problem *p, const dualkv_segment *s, const
 DKV_HD int dkv_walkTile(const dualkv_problem *p, const dualkv_segment *s, const dualkv_range *g, int64_t r0,
                         int64_t r1, int64_t c0, int64_t c1) {
     int64_t i0 = s->context + r0, i1 = s->context + r1 - 1, j0 = g->pos + c0, j1 = g->pos + c1 - 1;
-    if (p->mask == DUALKV_FULL || (p->mask == DUALKV_PREFIX && s->depth == 0)) return 1;
+    if (dkv_walkWhole(p, s)) return 1;
     if (j0 > i1) return 0;
     int causal = j1 <= i0; /* every pair is on or below the diagonal */
     if (p->mask == DUALKV_WINDOW) {
@@ -98,7 +105,7 @@ DKV_HD int dkv_walkTile(const dualkv_problem *p, const dualkv_segment *s, const 
             }
         return !any ? 0 : causal && all ? 1 : 2;
     }
-    return causal ? 1 : 2;
+    return causal && (p->mask == DUALKV_CAUSAL || p->mask == DUALKV_PREFIX) ? 1 : 2;
 }
 
 /* Bits of the first n of 64, n clamped to 0..64. */
@@ -109,13 +116,15 @@ DKV_HD uint64_t dkv_walkOnes(int64_t n) { return n <= 0 ? 0 : n >= 64 ? ~0ull : 
 DKV_HD uint64_t dkv_walkBits(const dualkv_problem *p, const dualkv_segment *s, const dualkv_range *g, int64_t r,
                              int64_t c0) {
     int64_t i = s->context + r, j0 = g->pos + c0, n = g->len - c0;
-    if (p->mask == DUALKV_FULL || (p->mask == DUALKV_PREFIX && s->depth == 0)) return dkv_walkOnes(n);
+    if (dkv_walkWhole(p, s)) return dkv_walkOnes(n);
     n = dkv_walkMin(n, i - j0 + 1);
     uint64_t bits = dkv_walkOnes(n);
-    if (p->mask == DUALKV_WINDOW)
-        bits &= ~dkv_walkOnes(i - p->window + 1 - j0) | dkv_walkOnes(p->window_sinks - j0);
-    if (p->mask == DUALKV_CHUNK) bits &= ~dkv_walkOnes(i / p->chunk * p->chunk - j0);
-    if (p->mask == DUALKV_BLOCK) {
+    switch (p->mask) {
+    case DUALKV_CAUSAL:
+    case DUALKV_PREFIX: break;
+    case DUALKV_WINDOW: bits &= ~dkv_walkOnes(i - p->window + 1 - j0) | dkv_walkOnes(p->window_sinks - j0); break;
+    case DUALKV_CHUNK: bits &= ~dkv_walkOnes(i / p->chunk * p->chunk - j0); break;
+    case DUALKV_BLOCK: {
         int64_t end, last = dkv_walkMin(n, 64);
         for (int64_t off = 0; off < last; off = end) {
             int64_t kb = (j0 + off) / p->block;
@@ -123,6 +132,11 @@ DKV_HD uint64_t dkv_walkBits(const dualkv_problem *p, const dualkv_segment *s, c
             if (!dualkv_block_kept(p->block_seed, i / p->block, kb, p->block_density))
                 bits &= ~(dkv_walkOnes(end) & ~dkv_walkOnes(off));
         }
+        break;
+    }
+    default:
+        for (int64_t b = 0; b < dkv_walkMin(n, 64); b++)
+            if (!dkv_walkSees(p, s, g, r, c0 + b)) bits &= ~(1ull << b);
     }
     return bits;
 }

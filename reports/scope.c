@@ -9,8 +9,14 @@ static const char *const kinds[DKV_SCOPE_KINDS] = {"mask",      "dtype", "dim", 
                                                    "gradients", "dlse",  "layout", "branches", "context", "prompt", "groups"};
 enum { FIRST_OF_SHAPE = 10 }; /* layout and what follows */
 static const char *const sizes[DKV_SIZE_N_OF] = {"P", "R", "N", "sight", "context", "depth", "groups", "tokens", "heads"};
-static const char *const parameters[DKV_PARAM_N_OF] = {"window", "window-first", "chunk", "block", "density", "scale", "softcap", "sinklogit"};
 static const char *const layouts[] = {"contiguous", "fused", "padded", "strided"};
+
+/* NULL: the mask has none of this number. */
+static const char *parameterName(int i) {
+    static const char *const others[] = {"scale", "softcap", "sinklogit"};
+    if (i >= DKV_PARAM_SCALE) return others[i - DKV_PARAM_SCALE];
+    return dkv_maskRow(i / DKV_MASK_PARAMETERS)->parameter[i % DKV_MASK_PARAMETERS].name;
+}
 
 /* ---- what a problem is ---- */
 
@@ -28,7 +34,7 @@ static void setWord(profile *f, int kind, const char *value) {
     snprintf(f->word[kind], DKV_SCOPE_WORD, "%s=%s", kinds[kind], value);
 }
 
-static void setParameter(profile *f, dkv_scope_parameter i, double x) {
+static void setParameter(profile *f, int i, double x) {
     f->parameter[i] = x;
     f->has[i] = true;
 }
@@ -60,11 +66,9 @@ static void describe(const dkv_problem *p, profile *f) {
     setWord(f, 12, limited ? "limited" : "whole");
     setWord(f, 13, key_only ? "keys-only" : "with-queries");
     setWord(f, 14, p->n_groups > 1 ? "several" : "one");
-    if (p->mask == DUALKV_WINDOW) setParameter(f, DKV_PARAM_WINDOW, (double)p->window);
-    if (p->mask == DUALKV_WINDOW) setParameter(f, DKV_PARAM_FIRST, (double)p->window_sinks);
-    if (p->mask == DUALKV_CHUNK) setParameter(f, DKV_PARAM_CHUNK, (double)p->chunk);
-    if (p->mask == DUALKV_BLOCK) setParameter(f, DKV_PARAM_BLOCK, (double)p->block);
-    if (p->mask == DUALKV_BLOCK) setParameter(f, DKV_PARAM_DENSITY, p->block_density);
+    const dkv_mask_parameter *q = dkv_maskRow(p->mask)->parameter;
+    for (int i = 0; q[i].kind; i++)
+        if (q[i].name) setParameter(f, (int)p->mask * DKV_MASK_PARAMETERS + i, dkv_maskParameter(p, &q[i]));
     if (p->scale_given) setParameter(f, DKV_PARAM_SCALE, (double)p->scale * sqrt((double)p->dqk));
     if (p->softcap != 0) setParameter(f, DKV_PARAM_SOFTCAP, (double)p->softcap);
     if (p->sink) setParameter(f, DKV_PARAM_SINK, (double)p->sinklogit);
@@ -251,7 +255,7 @@ int dkv_askScope(const dkv_scope *s, const dkv_problem *p, bool shapeless, dkv_c
         askSpan(&q, sizes[i], span, q.most[i], where);
     }
     for (int i = 0; i < DKV_PARAM_N_OF; i++)
-        if (f.has[i]) askSpan(&q, parameters[i], &s->parameter[i], f.parameter[i], "");
+        if (f.has[i]) askSpan(&q, parameterName(i), &s->parameter[i], f.parameter[i], "");
     return q.outside;
 }
 
@@ -284,7 +288,8 @@ cJSON *dkv_printScope(const dkv_scope *s) {
             for (int i = 0; i < DKV_SIZE_N_OF; i++) cJSON_AddItemToObject(row, sizes[i], printSpan(&s->kind[m][t].size[i]));
         }
     cJSON *params = cJSON_AddObjectToObject(o, "parameters");
-    for (int i = 0; i < DKV_PARAM_N_OF; i++) cJSON_AddItemToObject(params, parameters[i], printSpan(&s->parameter[i]));
+    for (int i = 0; i < DKV_PARAM_N_OF; i++)
+        if (parameterName(i)) cJSON_AddItemToObject(params, parameterName(i), printSpan(&s->parameter[i]));
     return o;
 }
 
@@ -339,6 +344,7 @@ int dkv_readScope(const cJSON *o, dkv_scope *s, dkv_err *err) {
         s->kind[m][t].cases = 1;
         for (int i = 0; i < DKV_SIZE_N_OF && !rc; i++) rc = readSpan(row, sizes[i], &s->kind[m][t].size[i], err);
     }
-    for (int i = 0; i < DKV_PARAM_N_OF && !rc; i++) rc = readSpan(params, parameters[i], &s->parameter[i], err);
+    for (int i = 0; i < DKV_PARAM_N_OF && !rc; i++)
+        if (parameterName(i)) rc = readSpan(params, parameterName(i), &s->parameter[i], err);
     return rc;
 }

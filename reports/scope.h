@@ -14,6 +14,7 @@
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 
+#include "../ref/mask.h"
 #include "../ref/problem.h"
 
 enum {
@@ -21,7 +22,7 @@ enum {
     DKV_SCOPE_POINTS = 24,     /* kept of a span, its ends among them */
     DKV_SCOPE_WORD = 48,
     DKV_SCOPE_KINDS = 15,      /* features of a problem */
-    DKV_SCOPE_MASKS = 8,
+    DKV_SCOPE_MASKS = DUALKV_BIDIR + 1,
     DKV_SCOPE_DTYPES = 3
 };
 
@@ -43,13 +44,8 @@ typedef enum dkv_scope_size {
     DKV_SIZE_N_OF
 } dkv_scope_size;
 
-typedef enum dkv_scope_parameter {
-    DKV_PARAM_WINDOW,
-    DKV_PARAM_FIRST,   /* S of window:W:S */
-    DKV_PARAM_CHUNK,
-    DKV_PARAM_BLOCK,
-    DKV_PARAM_DENSITY,
-    DKV_PARAM_SCALE,   /* times sqrt(Dqk) */
+typedef enum dkv_scope_parameter { /* those of masks first, DKV_MASK_PARAMETERS for each */
+    DKV_PARAM_SCALE = DKV_SCOPE_MASKS * DKV_MASK_PARAMETERS, /* times sqrt(Dqk) */
     DKV_PARAM_SOFTCAP,
     DKV_PARAM_SINK,
     DKV_PARAM_N_OF

@@ -1,5 +1,6 @@
 /* What comes later must not reach what came before: the last tokens of every leaf are changed, and the rows before them
  * (O, LSE, dQ; keys do hear from later rows) stay what they were. */
+#include "../ref/mask.h"
 #include "derive.h"
 
 /* First token that changes: the last third, so that the row before it stands beside what it must not see. The token count
@@ -7,8 +8,7 @@
 static int64_t firstChanged(const dkv_case *c, int32_t i) {
     const dkv_node *n = &c->p->nodes[i];
     bool leaf = i + 1 >= c->p->n_nodes || c->p->nodes[i + 1].parent != i;
-    bool causal = c->p->mask != DUALKV_FULL && c->p->mask != DUALKV_BIDIR && (c->p->mask != DUALKV_PREFIX || n->depth > 0);
-    return leaf && causal && !n->key_only && n->len > 1 ? n->len - (n->len + 2) / 3 : n->len;
+    return leaf && !dkv_maskWhole(c->p, i) && !n->key_only && n->len > 1 ? n->len - (n->len + 2) / 3 : n->len;
 }
 
 void dkv_checkFuture(dkv_case *c, dkv_finding *f) {

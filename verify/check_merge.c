@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "../ref/dtype.h"
+#include "../ref/mask.h"
 #include "derive.h"
 
 static int32_t findResponse(const dkv_problem *p) {
@@ -127,7 +128,7 @@ void dkv_checkMerge(dkv_case *c, dkv_finding *f) {
     dkv_problem p = {0};
     dkv_derived d = {0};
     dkv_tally t = {0};
-    bool shifts = c->p->alibi || (c->p->mask != DUALKV_CAUSAL && c->p->mask != DUALKV_FULL && c->p->mask != DUALKV_PREFIX);
+    bool shifts = c->p->alibi || dkv_maskKeys(c->p) != DKV_KEYS_ALL;
     int32_t at = shifts ? -1 : findResponse(c->p); /* masks over positions would see other keys */
     if (at < 0 || c->kernel.d.absent & 1 << DKV_LSE || !dkv_worthDeriving(c, "merge")) return;
     int rc = makeParts(c, at, &p, &err);

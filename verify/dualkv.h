@@ -14,9 +14,10 @@
 extern "C" {
 #endif
 
-#define DUALKV_API 1u /* of this header: grows when a name is added; names never change their meaning */
+#define DUALKV_API 2u /* of this header: grows when a name is added; names never change their meaning */
 
 typedef struct dualkv_problem dualkv_problem; /* dualkv_kernel.h */
+typedef struct dualkv_segment dualkv_segment; /* dualkv_kernel.h */
 typedef struct dualkv_case dualkv_case;       /* a parsed line with its layouts */
 typedef struct dualkv_lines dualkv_lines;     /* the lines of a suite */
 
@@ -72,6 +73,12 @@ int dualkv_expansion(const dualkv_case *c, int64_t *q_rows, int64_t *k_rows, uin
 int dualkv_positions(const dualkv_case *c, int layout, int64_t *q, int64_t *k, dualkv_error *err);
 /* Which keys rows [first, first + rows) of the packed queries see: out [rows, packed tk], 1 or 0. */
 int dualkv_mask(const dualkv_case *c, int64_t first, int64_t rows, uint8_t *out, dualkv_error *err);
+
+/* Word of a mask by its number (dualkv_mask_kind); NULL past the end. */
+const char *dualkv_mask_name(int mask);
+/* The same of one segment, as a kernel is told of it: which of the keys of its ranges, laid end to end, each of its rows
+ * sees: out [q_len, context + k_len]. Of the problem only mask and its parameters are read. */
+int dualkv_visible(const dualkv_problem *p, const dualkv_segment *s, uint8_t *out, dualkv_error *err);
 
 /* ---- tensors ---- */
 

@@ -11,6 +11,7 @@
 #include "../ref/dtype.h"
 #include "../ref/mask.h"
 #include "../ref/sequence.h"
+#include "../ref/view.h"
 #include "case.h"
 #include "version.h"
 
@@ -212,6 +213,28 @@ int dualkv_mask(const dualkv_case *c, int64_t first, int64_t rows, uint8_t *out,
     dkv_freeStarts(&starts);
     free(sequence);
     return code ? hand(&why, err) : succeed(err);
+}
+
+const char *dualkv_mask_name(int mask) {
+    const dkv_mask_row *row = dkv_maskRow(mask);
+    return row ? row->name : NULL;
+}
+
+int dualkv_visible(const dualkv_problem *p, const dualkv_segment *s, uint8_t *out, dualkv_error *err) {
+    dkv_err why = {0};
+    dkv_problem one = {0};
+    if (!p || !s || !out) return complain(err, DKV_EUSER, "dualkv_visible: a NULL argument");
+    if (!dkv_maskRow(p->mask)) return complain(err, DKV_EUSER, "dualkv_visible: no such mask");
+    dualkv_problem v = *p;
+    v.n_segments = 1;
+    v.segments = s;
+    int code = dkv_problemOfView(&v, &one, &why);
+    if (code) return hand(&why, err);
+    const int64_t keys = s->context + s->k_len;
+    for (int64_t r = 0; r < s->q_len; r++)
+        for (int64_t j = 0; j < keys; j++) out[r * keys + j] = dkv_maskSees(&one, 0, r, j);
+    dkv_freeProblem(&one);
+    return succeed(err);
 }
 
 /* ---- tensors ---- */

@@ -75,9 +75,8 @@ static int findPlaces(const dkv_problem *p, places *at, dkv_err *err) {
     *at = (places){all, all + p->n_nodes, all + 2 * p->n_nodes, all + 3 * p->n_nodes, all + 4 * p->n_nodes, all + 5 * p->n_nodes};
     for (int32_t i = 0; i < p->n_nodes; i++) {
         const dkv_node *n = &p->nodes[i];
-        bool causal = p->mask != DUALKV_FULL && (p->mask != DUALKV_PREFIX || n->depth > 0);
         at->rows[i] = seesTwo(p, i);
-        at->ahead[i] = at->rows[i] && causal && n->len > 1;
+        at->ahead[i] = at->rows[i] && !dkv_maskWhole(p, i) && n->len > 1;
         for (int32_t a = i; a >= 0; a = p->nodes[a].parent) {
             if (p->nodes[a].len == 0 || (a != i && n->context <= p->nodes[a].context)) continue;
             at->keys[a] |= at->rows[i];

@@ -139,7 +139,8 @@ static const char *refuses(void *self, const dualkv_problem *p) {
     (void)self;
     if (p->dtype == DUALKV_FP16) return "no fp16";
     if (p->softcap > 0 || p->alibi || p->sink) return "no score modifiers";
-    if (p->mask == DUALKV_BLOCK || p->mask == DUALKV_PREFIX) return "no block or prefix mask";
+    if (p->mask != DUALKV_CAUSAL && p->mask != DUALKV_FULL && p->mask != DUALKV_WINDOW && p->mask != DUALKV_CHUNK)
+        return "no such mask";
     return NULL;
 }
 

@@ -328,6 +328,7 @@ static int backward(void *self, const dualkv_launch *l, char *err, size_t n) {
 static const char *refuses(void *self, const dualkv_problem *p) {
     (void)self;
     if (p->dtype == DUALKV_FP16) return "planted: no fp16";
+    if (p->mask > DUALKV_BLOCK) return "planted: no such mask";
     return p->hq > MAX_HEADS || p->dqk > 256 || p->dv > 256 ? "planted: at most 64 heads, head dims to 256"
                                                             : NULL;
 }

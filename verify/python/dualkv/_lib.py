@@ -11,14 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-API = 1  # DUALKV_API that this package was written for
+API = 2  # DUALKV_API that this package was written for
 VERSION = "0.1.0"
 USER_ERROR, HARNESS_ERROR, REFUSED = 2, 3, 5
 PACKED, REPLICATED = 0, 1
 INPUTS = ("q", "k", "v", "do", "dlse", "sink")  # order of dualkv_input
 BITS, FLOAT, DOUBLE = 0, 1, 2
 DTYPES = ("bf16", "fp16", "fp32")  # order of dualkv_dtype
-MASKS = ("causal", "full", "prefix", "window", "chunk", "block", "bidir")  # order of dualkv_mask_kind
 
 
 class DualKVError(Exception):
@@ -91,6 +90,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dualkv_expansion": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(CError)]),
     "dualkv_positions": (c_int, [c_void_p, c_int, c_void_p, c_void_p, POINTER(CError)]),
     "dualkv_mask": (c_int, [c_void_p, c_int64, c_int64, c_void_p, POINTER(CError)]),
+    "dualkv_mask_name": (c_char_p, [c_int]),
+    "dualkv_visible": (c_int, [POINTER(CProblem), POINTER(Segment), c_void_p, POINTER(CError)]),
     "dualkv_shape": (c_int, [c_void_p, c_int, c_int, POINTER(c_int64)]),
     "dualkv_inputs": (c_int, [c_void_p, c_int, c_int, c_int, c_void_p, c_size_t, POINTER(CError)]),
     "dualkv_encode": (c_int, [c_int, c_void_p, c_size_t, c_void_p, POINTER(CError)]),
@@ -128,11 +129,6 @@ def _find(name: str, variable: str, places: list[Path]) -> Path:
 def library_path() -> Path:
     """libdualkv.so: $DUALKV_LIBRARY, else the wheel's, else the build's."""
     return _find("libdualkv.so", "DUALKV_LIBRARY", _places(True))
-
-
-def environment() -> dict[str, str]:
-    """The program's environment: this interpreter serves FILE.py:FUNCTION, unless DUALKV_PYTHON names another."""
-    return {"DUALKV_PYTHON": sys.executable, **os.environ} if sys.executable else dict(os.environ)
 
 
 def program_path() -> Path:
@@ -189,3 +185,8 @@ def call(name: str, *arguments: Any) -> None:
     error = CError()
     if getattr(lib(), name)(*arguments, byref(error)):
         _fail(error)
+
+
+def mask_name(number: int) -> str:
+    """Word of a dualkv_mask_kind."""
+    return str(lib().dualkv_mask_name(number).decode())

@@ -319,8 +319,24 @@ def _flex_needs(setting: Setting, p: View) -> dict[str, str]:
     return out
 
 
+def _formula(p: View) -> Callable[[Any, Any, Any], Any] | None:
+    """Does a query at position q see a key at position k of its sequence (first: is its row a prompt's)? On tensors."""
+    if p.mask == "full":
+        return lambda q, k, first: q == q
+    if p.mask == "prefix":
+        return lambda q, k, first: (k <= q) | first
+    if p.mask == "causal":
+        return lambda q, k, first: k <= q
+    if p.mask == "window":
+        return lambda q, k, first: (k <= q) & ((k > q - p.window) | (k < p.window_sinks))
+    if p.mask == "chunk":
+        return lambda q, k, first: (k <= q) & (q // p.chunk == k // p.chunk)
+    return None
+
+
 def flex_mask(p: View, constant: Callable[[Any], Any]) -> Callable[..., Any]:
-    """mask_mod(b, h, q_idx, kv_idx) of a shared prompt, over packed rows."""
+    """mask_mod(b, h, q_idx, kv_idx) of a shared prompt, over packed rows: by a formula, or from all pairs where a mask has
+    none."""
     position, owner, root, limit = (np.zeros(p.tq, np.int32) for _ in range(4))
     key_owner, key_position = (np.zeros(p.tk, np.int32) for _ in range(2))
     is_root = np.zeros(p.tq, np.bool_)
@@ -333,15 +349,18 @@ def flex_mask(p: View, constant: Callable[[Any], Any]) -> Callable[..., Any]:
         key_position[keys] = s.context + np.arange(s.k_len)
     pos, own, top, lim, first = map(constant, (position, owner, root, limit, is_root))
     kown, kpos = constant(key_owner), constant(key_position)
-    blocks = constant(p.kept_blocks((p.max_k_len - 1) // p.block + 1)) if p.mask == "block" and p.max_k_len else None
+    formula = _formula(p)
+    if formula is None:
+        pairs = np.zeros((p.tq, p.tk), np.bool_)
+        for s in p.segments:
+            pairs[p.query_rows(s)[:, None], p.key_rows(s)[None, :]] = p.visible(s)
+        seen = constant(pairs)
 
     def mask_mod(b: Any, h: Any, q: Any, k: Any) -> Any:
+        if formula is None:
+            return seen[q, k]
         mine = (kown[k] == own[q]) | ((kown[k] == top[q]) & (kpos[k] < lim[q]))
-        sees = mine & p.rule(pos[q], kpos[k], first[q])
-        if blocks is not None:
-            last = blocks.shape[0] - 1
-            sees = sees & blocks[(pos[q] // p.block).clamp(max=last), (kpos[k] // p.block).clamp(max=last)]
-        return sees
+        return mine & formula(pos[q], kpos[k], first[q])
 
     mask_mod.positions = pos, kpos  # type: ignore[attr-defined]
     return mask_mod

@@ -76,7 +76,7 @@ class Problem:
     ('shape=4+2x3 heads=2:1 dim=16', 10, [0, 4, 11, 18])
 
     Attributes: ``line`` (canonical), ``hq``, ``hkv`` (heads of queries, of keys), ``dqk``, ``dv`` (head dimensions),
-    ``dtype`` ("bf16", "fp16", "fp32"), ``mask`` ("causal", "full", "prefix", "window", "chunk", "block") with ``window``,
+    ``dtype`` ("bf16", "fp16", "fp32"), ``mask`` (its word, as in `dualkv list masks`) with ``window``,
     ``window_sinks``, ``chunk``, ``block``, ``block_density``, ``block_seed``; ``scale``, ``softcap`` (0: off), ``alibi``,
     ``sink``, ``grad``, ``dlse``; ``tq``, ``tk``: rows of Q and of K in the packed layout.
 
@@ -95,7 +95,7 @@ class Problem:
         v = self.view("packed")
         self.hq, self.hkv, self.dqk, self.dv = int(v.hq), int(v.hkv), int(v.dqk), int(v.dv)
         self.dtype: str = _lib.DTYPES[v.dtype]
-        self.mask: str = _lib.MASKS[v.mask]
+        self.mask: str = _lib.mask_name(v.mask)
         self.window, self.window_sinks = int(v.window), int(v.window_sinks)
         self.chunk, self.block = int(v.chunk), int(v.block)
         self.block_density, self.block_seed = float(v.block_density), int(v.block_seed)

@@ -12,6 +12,8 @@ import numpy as np
 import dualkv
 import dualkv.problem
 from dualkv import _lib
+from dualkv.conventions import flex_mask
+from dualkv.view import View
 
 LINES = [
     "shape=4",
@@ -21,6 +23,7 @@ LINES = [
     "shape=0+3x4 dim=8 dtype=fp32 mask=window:3:1",
     "shape=9+4,5 dim=8 mask=block:2:0.5:3 alibi=on heads=4:4 grad=off",
     "shape=3+(2+2,1),2x(1+2x1) dim=4 mask=full",
+    "shape=7+5,2/3+2x4 dim=4 mask=chunk:3",
 ]
 
 
@@ -71,6 +74,18 @@ class Problems(unittest.TestCase):
                 self.assertTrue((got <= want).all() and got.any())
             else:
                 np.testing.assert_array_equal(got, want, line)
+
+    def test_what_kernels_are_told_is_the_mask(self):
+        for line in LINES:
+            p = dualkv.Problem(line)
+            v = View(p.view("packed"))
+            got = np.zeros((p.tq, p.tk), bool)
+            for s in v.segments:
+                got[v.query_rows(s)[:, None], v.key_rows(s)[None, :]] = v.visible(s)
+            np.testing.assert_array_equal(got, p.mask_array(), line)
+            if all(s.depth < 2 for s in v.segments):
+                q, k = np.arange(p.tq)[:, None], np.arange(p.tk)[None, :]
+                np.testing.assert_array_equal(flex_mask(v, np.asarray)(0, 0, q, k), p.mask_array(), line)
 
     def test_replicated_rows_see_what_packed_rows_see(self):
         for line in LINES:
@@ -181,7 +196,9 @@ class Library(unittest.TestCase):
 
     def test_masks_are_the_programs(self):
         said = subprocess.run([str(_lib.program_path()), "list", "masks"], capture_output=True, text=True, check=True)
-        self.assertEqual(_lib.MASKS, tuple(row.split()[0].split(":")[0] for row in said.stdout.splitlines()))
+        masks = [row.split()[0].split(":")[0] for row in said.stdout.splitlines()]
+        self.assertEqual(masks, [_lib.mask_name(i) for i in range(len(masks))])
+        self.assertIsNone(_lib.lib().dualkv_mask_name(len(masks)))
 
 
 def load_tests(loader, tests, pattern):
