@@ -128,18 +128,23 @@ static void writeEnd(FILE *f, const char *s, size_t width) {
     fprintf(f, "%*s", (int)(n < width ? width - n : 0), "");
 }
 
+enum { KERNEL_MOST = 48 }; /* characters of a kernel's name in a table of plain text */
+
 void dkv_writeReportTable(const dkv_report *r, FILE *f, bool markdown) {
     if (r->n_rows == 0) return;
     dkv_report_row *rows = malloc((size_t)r->n_rows * sizeof *rows);
     if (!rows) return;
     memcpy(rows, r->rows, (size_t)r->n_rows * sizeof *rows);
     qsort(rows, (size_t)r->n_rows, sizeof *rows, byName);
+    int width = (int)strlen("kernel");
+    for (int i = 0; i < r->n_rows; i++) width = strlen(rows[i].kernel) > (size_t)width ? (int)strlen(rows[i].kernel) : width;
+    width = width < KERNEL_MOST ? width : KERNEL_MOST;
     if (markdown)
         fprintf(f,
                 "| kernel | mask | dtype | tensor | cases | worst err/bound | residual to twin | outside |\n"
                 "|---|---|---|---|---:|---:|---:|---:|\n");
     else
-        fprintf(f, "%-14s %-7s %-5s %-6s %5s  %15s  %16s  %7s\n", "kernel", "mask", "dtype", "tensor",
+        fprintf(f, "%-*s %-7s %-5s %-6s %5s  %15s  %16s  %7s\n", width, "kernel", "mask", "dtype", "tensor",
                 "cases", "worst err/bound", "residual to twin", "outside");
     for (int i = 0; i < r->n_rows; i++) {
         const dkv_report_row *w = &rows[i];
@@ -148,7 +153,7 @@ void dkv_writeReportTable(const dkv_report *r, FILE *f, bool markdown) {
         if (w->defects) snprintf(bad, sizeof bad, "%ld", w->defects);
         if (markdown) fputs("| ", f);
         if (markdown) dkv_markText(f, w->kernel, 0);
-        else writeEnd(f, w->kernel, 14);
+        else writeEnd(f, w->kernel, (size_t)width);
         fprintf(f, markdown ? " | %s | %s | %s | %ld | %.3f | %s | %s |\n" : " %-7s %-5s %-6s %5ld  %15.3f  %16s  %7s\n",
                 w->mask, w->dtype, w->tensor, w->cases, w->max_ratio, rms, bad);
     }

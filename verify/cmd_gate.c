@@ -369,11 +369,23 @@ static int writeAll(run *r, int code, bool accepted, dkv_err *err) {
     return 0;
 }
 
+/* What was asked for instead of the usual lines; NULL: nothing. */
+static const char *nameAsked(run *r) {
+    size_t at = 0;
+    for (int i = 0; i < r->cli->n_words && at < sizeof r->asked; i++)
+        at += (size_t)snprintf(r->asked + at, sizeof r->asked - at, "%s%.100s", i ? " " : "only ", r->cli->words[i]);
+    if (r->cli->forward && at < sizeof r->asked) snprintf(r->asked + at, sizeof r->asked - at, "%s--forward", at ? " " : "only ");
+    return r->asked[0] ? r->asked : NULL;
+}
+
 /* Words, all files, annotations; the exit code. */
 static int conclude(run *r, dkv_err *err) {
     const dkv_cli *cli = r->cli;
+    r->again = r->now.n;
     dkv_sortAccepted(&r->now);
+    r->again -= r->now.n;
     r->gate.new_bits = cli->new_bits;
+    r->gate.asked = nameAsked(r);
     r->gate.partial = r->interrupted || r->trouble.code;
     r->blind = r->suites && !r->gate.partial ? dkv_countBlind(&r->report.power) : 0;
     r->seconds = dkv_now() - r->start;
@@ -389,6 +401,8 @@ static int conclude(run *r, dkv_err *err) {
     if (!cli->quiet)
         printf("  %s, %s, %s, %s%s%s\n", r->summary, r->html, r->junit_path, r->records, accepted && !written ? "; accepted: " : "",
                accepted && !written ? r->accepted_path : "");
+    if (!cli->quiet && accepted && !written && r->again)
+        printf("  accepted: %ld lines, for %ld of the cases are a line that had been there\n", r->now.n, r->again);
     dkv_allowCommands(r);
     if (cli->annotations) dkv_annotateGate(r);
     if (cli->accept && !accepted)

@@ -145,8 +145,9 @@ static int compareArithmetic(const dkv_accepted_row *was, const dkv_accepted_row
         looser |= how == 1;                                                                                  \
         tighter |= how == -1;                                                                                \
         other |= how == 2;                                                                                   \
-        if (how && at < n)                                                                                   \
-            at += (size_t)snprintf(words + at, n - at, "%s%s %.4g -> %.4g", at ? ", " : "", #field, x, y);   \
+        char field_words[240];                                                                               \
+        if (how) dkv_sayField(#field, x, y, field_words, sizeof field_words);                                \
+        if (how && at < n) at += (size_t)snprintf(words + at, n - at, "%s%s", at ? "; " : "", field_words);  \
     } while (0);
     DKV_ARITHMETIC_FIELDS(COMPARE)
 #undef COMPARE
@@ -312,5 +313,7 @@ void dkv_sayChanges(const dkv_gate *g, dkv_change_kind k, char *out, size_t n) {
         if (at < n) at += (size_t)snprintf(out + at, n - at, "; %s ", most->size > 0 ? "most of all" : "first");
     }
     if (at < n && most->line[0]) at += (size_t)snprintf(out + at, n - at, "%s: ", most->line);
-    if (at < n) snprintf(out + at, n - at, "%s", most->text);
+    if (at < n) at += (size_t)snprintf(out + at, n - at, "%s", most->text);
+    if (k == DKV_CH_MISSING && g->asked && at < n)
+        snprintf(out + at, n - at, " (%s was asked for: what it runs wants an accepted file of its own)", g->asked);
 }

@@ -49,6 +49,7 @@ typedef struct dkv_change {
 
 typedef struct dkv_gate {
     bool new_bits; /* in: other bits are no finding */
+    const char *asked; /* in: words of a run that is not of the usual lines, or NULL */
     bool partial;  /* in: the run was interrupted, and lines that did not run are none */
     dkv_change *list;
     long n, room, counts[DKV_CH_N];
@@ -62,6 +63,8 @@ int dkv_checkFloor(dkv_gate *g, const dkv_accepted *now, double percent, dkv_err
 /* Adds a change that is found elsewhere; `line` may be "". */
 __attribute__((format(printf, 6, 7))) int dkv_tellChange(dkv_gate *g, dkv_err *err, dkv_change_kind kind, const char *line,
                                                          double size, const char *fmt, ...);
+/* A field of an arithmetic (DKV_ARITHMETIC_FIELDS) that changed, in words: "error of exp 1e-07 -> 3e-07". */
+void dkv_sayField(const char *field, double was, double now, char *out, size_t n);
 /* Changes that are findings. */
 long dkv_countFindings(const dkv_gate *g);
 bool dkv_isFinding(const dkv_gate *g, dkv_change_kind k);

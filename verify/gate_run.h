@@ -50,6 +50,8 @@ typedef struct dkv_gate_run {
     dkv_profile profile;
     uint64_t seed;
     char stopped[32]; /* the word that allows workflow commands again, "" where they are not stopped */
+    char asked[240]; /* what was asked for instead of the usual lines */
+    long again;      /* cases whose line had been there */
     int interrupted;  /* the signal, 0: none */
     dkv_err trouble;
 } dkv_gate_run;

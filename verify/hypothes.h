@@ -7,6 +7,7 @@
 
 #include "explain.h"
 
+#define DKV_FIT_CHANCE 1e-6 /* that a fitted number lies further from the right one than its error says */
 #define DKV_MEMORY DKV_N_OUTPUTS /* beside the tensors: bytes changed that must not be */
 #define DKV_PARTS (DKV_N_OUTPUTS + 1)
 #define DKV_FORWARD_PARTS (1 << DKV_O | 1 << DKV_LSE)

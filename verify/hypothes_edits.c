@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../ref/dtype.h"
 #include "hypothes_model.h"
 
 static const dkv_edit edits[] = {
@@ -200,18 +201,20 @@ static bool applies(const dkv_inquiry *q, const dkv_edit *e) {
 
 /* ---- a factor on the scores, fitted ---- */
 
-/* <e, g> / <g, g> over one tensor, weighted by 1 / noise. */
+/* <e, g> / <g, g> over one tensor, weighted by 1 / noise; its standard error. */
 static double project(const dkv_inquiry *q, int id, const double *at, const double *ahead,
-                      const double *right) {
+                      const double *right, double *error) {
     const double *got = dkv_outputAt(q->in->got, (dkv_tensor_id)id);
-    double eg = 0, gg = 0;
+    double eg = 0, gg = 0, variance = 0;
     for (int64_t i = 0; i < q->n[id]; i++) {
         const double e = got[i] - (q->clean[id][i] + (at[i] - right[i])), g = ahead[i] - at[i],
                      n = q->noise[id][i];
         if (!isfinite(e) || !isfinite(g) || !isfinite(n) || n <= 0) continue;
         eg += e / n * (g / n);
         gg += g / n * (g / n);
+        variance += g / n * (g / n) * (q->sigma[id][i] / n) * (q->sigma[id][i] / n);
     }
+    *error = gg > 0 ? sqrt(variance) / gg : 0;
     return gg > 0 ? eg / gg : 0;
 }
 
@@ -223,7 +226,7 @@ static int guessScale(dkv_inquiry *q, dkv_err *err) {
     const int id = q->wrong[DKV_LSE] ? DKV_LSE : q->wrong[DKV_O] ? DKV_O : DKV_DV;
     dkv_edit e = {.family = "score", .name = "scale", .scale = 1};
     char word[60], doc[160];
-    double *at = q->wrong[id] && q->n[id] ? malloc((size_t)q->n[id] * sizeof *at) : NULL, c = 1;
+    double *at = q->wrong[id] && q->n[id] ? malloc((size_t)q->n[id] * sizeof *at) : NULL, c = 1, error = 0;
     if (!at || dkv_isExcluded(q, "scale")) {
         free(at);
         return 0;
@@ -235,14 +238,16 @@ static int guessScale(dkv_inquiry *q, dkv_err *err) {
         e.scale = c * (1 + STEP);
         runEdit(q, &e);
         double by = project(q, id, at, dkv_outputAt(&m->out, (dkv_tensor_id)id),
-                            dkv_outputAt(&m->right, (dkv_tensor_id)id));
+                            dkv_outputAt(&m->right, (dkv_tensor_id)id), &error);
+        error *= STEP; /* of c, relative */
         by = fmin(fmax(by * STEP, -0.5), 1);
         c *= 1 + by;
-        if (fabs(by) < 1e-7) break;
+        if (fabs(by) < error) break;
     }
     free(at);
-    if (fabs(c - 1) < 1e-6 || !isfinite(c)) return 0;
-    dkv_nameFactor(q->in->p, c, 2e-3, word, sizeof word);
+    error *= sqrt(2 * log(2 / DKV_FIT_CHANCE));
+    if (!(fabs(c - 1) > error) || !isfinite(c)) return 0;
+    dkv_nameFactor(q->in->p, c, error + dkv_unitRoundoff((int32_t)q->in->p->dtype), word, sizeof word); /* it may have been rounded */
     snprintf(doc, sizeof doc, "the scores' scale is %s times what it must be", word);
     e.scale = c;
     e.doc = doc;
@@ -329,7 +334,7 @@ void dkv_nameFactor(const dkv_problem *p, double c, double tolerance, char *out,
         {"log10 e", 1 / log(10)},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (!isfinite(known[i].value) || known[i].value == 0 || fabs(known[i].value - 1) < 1e-9) continue;
+        if (!isfinite(known[i].value) || known[i].value == 0 || fabs(known[i].value - 1) <= tolerance) continue;
         if (fabs(c / known[i].value - 1) > tolerance) continue;
         snprintf(out, n, "%s", known[i].word);
         return;

@@ -71,9 +71,15 @@ static int compareDoubles(const void *x, const void *y) {
     return a < b ? -1 : a > b;
 }
 
-/* Median of got/clean (or got - clean) over the informative elements of a part; NAN: too few. */
+static double roundoffOf(const dkv_inquiry *q, int id) {
+    return dkv_unitRoundoff(id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : (int32_t)q->in->p->dtype);
+}
+
+/* Median of got/clean (or got - clean) over the informative elements of a part; NAN: too few. Its error: the order statistics
+ * between which the median lies but for DKV_FIT_CHANCE, whatever the distribution (Hoeffding), and what functions that err to
+ * one side take. */
 static double fitPart(const dkv_inquiry *q, int id, const shape *s, const int *part, int which, bool offset,
-                      double *scratch) {
+                      double *scratch, double *error) {
     const double *got = dkv_outputAt(q->in->got, (dkv_tensor_id)id);
     int64_t n = 0;
     for (int64_t row = 0; row < s->rows; row++)
@@ -87,32 +93,37 @@ static double fitPart(const dkv_inquiry *q, int id, const shape *s, const int *p
             }
     if (n < 4) return NAN;
     qsort(scratch, (size_t)n, sizeof *scratch, compareDoubles);
-    return n % 2 ? scratch[n / 2] : (scratch[n / 2 - 1] + scratch[n / 2]) / 2;
+    const dualkv_arithmetic *a = q->in->a;
+    const double median = n % 2 ? scratch[n / 2] : (scratch[n / 2 - 1] + scratch[n / 2]) / 2;
+    const int64_t ranks = (int64_t)ceil(sqrt((double)n * log(2 / DKV_FIT_CHANCE) / 2)), low = n / 2 - ranks, high = n / 2 + ranks;
+    *error = fmax(median - scratch[low > 0 ? low : 0], scratch[high < n ? high : n - 1] - median) +
+             (offset ? 1 : fabs(median)) * (a->exp_error + a->log_error + 4 * a->unit);
+    return median;
 }
 
-static bool isNear(double a, double b, double tolerance) {
-    return fabs(a - b) <= tolerance * fmax(1e-30, fabs(b));
-}
-
-/* A number that means something, where c is near it. */
-static double snap(double c, double tolerance) {
-    static const double round[] = {1, -1, 2, 0.5, 3, 4, 0.25, 1.0 / 3, 2.0 / 3, 0.75};
-    if (fabs(c) < tolerance) return 0;
-    for (size_t i = 0; i < sizeof round / sizeof *round; i++)
-        if (isNear(c, round[i], tolerance)) return round[i];
-    return c;
+/* The number that means something nearest to c, where it lies within c's error; else c. */
+static double snap(double c, double error) {
+    static const double round[] = {1, 0, -1, 2, 0.5, 3, 4, 0.25, 1.0 / 3, 2.0 / 3, 0.75};
+    double best = c, least = INFINITY;
+    for (size_t i = 0; i < sizeof round / sizeof *round; i++) {
+        const double far = fabs(c - round[i]);
+        if (far > error || far >= least) continue;
+        best = round[i];
+        least = far;
+    }
+    return best;
 }
 
 typedef struct fitted {
-    double value[PARTS_MAX];
+    double value[PARTS_MAX], error[PARTS_MAX];
     int parts, distinct; /* numbers that are not "as it must be", equal ones once */
 } fitted;
 
-static void countDistinct(fitted *f, double neutral, double tolerance) {
+static void countDistinct(fitted *f, double neutral) {
     f->distinct = 0;
     for (int i = 0; i < f->parts; i++) {
         bool known = f->value[i] == neutral;
-        for (int j = 0; j < i && !known; j++) known = isNear(f->value[i], f->value[j], tolerance);
+        for (int j = 0; j < i && !known; j++) known = fabs(f->value[i] - f->value[j]) <= f->error[i] + f->error[j];
         f->distinct += !known;
     }
 }
@@ -121,9 +132,6 @@ static void countDistinct(fitted *f, double neutral, double tolerance) {
 static bool fitTensor(dkv_inquiry *q, int id, partition by, bool offset, fitted *f, double *scratch,
                       int *part) {
     const shape s = shapeOf(q, id);
-    const double unit = dkv_unitRoundoff(id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32
-                                                                          : (int32_t)q->in->p->dtype);
-    const double tolerance = fmax(4 * unit, 1e-4);
     f->parts = 1;
     for (int64_t row = 0; row < s.rows; row++)
         for (int64_t h = 0; h < s.heads; h++) {
@@ -132,11 +140,12 @@ static bool fitTensor(dkv_inquiry *q, int id, partition by, bool offset, fitted 
             if (p >= PARTS_MAX) return false;
         }
     for (int i = 0; i < f->parts; i++) {
-        double c = fitPart(q, id, &s, part, i, offset, scratch);
+        f->error[i] = 0;
+        double c = fitPart(q, id, &s, part, i, offset, scratch, &f->error[i]);
         if (isnan(c)) c = offset ? 0 : 1;
-        f->value[i] = offset ? (fabs(c) < 1e-5 ? 0 : c) : snap(c, tolerance);
+        f->value[i] = offset ? (fabs(c) <= f->error[i] ? 0 : c) : snap(c, f->error[i]);
     }
-    countDistinct(f, offset ? 0 : 1, tolerance);
+    countDistinct(f, offset ? 0 : 1);
     double *out = dkv_outputAt(&q->work.out, (dkv_tensor_id)id);
     for (int64_t row = 0; row < s.rows; row++)
         for (int64_t h = 0; h < s.heads; h++)
@@ -155,11 +164,12 @@ static size_t sayTensor(const dkv_inquiry *q, int id, partition by, bool offset,
         if (f->value[i] == (offset ? 0 : 1) || at >= n) continue;
         if (++said > 4) continue;
         namePart(by, i, where, sizeof where);
-        if (offset && isNear(fabs(f->value[i]), log(2), 1e-3))
+        const double near = f->error[i] + roundoffOf(q, id) * fabs(f->value[i]); /* the factor may have been rounded itself */
+        if (offset && fabs(fabs(f->value[i]) - log(2)) <= near)
             snprintf(word, sizeof word, "%cln 2", f->value[i] > 0 ? '+' : '-');
         else if (offset) snprintf(word, sizeof word, "%s%.4g", f->value[i] > 0 ? "+" : "", f->value[i]);
         else if (f->value[i] == 0) snprintf(word, sizeof word, "0");
-        else dkv_nameFactor(q->in->p, f->value[i], 4e-3, word, sizeof word);
+        else dkv_nameFactor(q->in->p, f->value[i], near / fabs(f->value[i]), word, sizeof word);
         at += (size_t)snprintf(doc + at, n - at, "%s%s%s is %s%s", at ? "; " : "",
                                dkv_tensorName((dkv_tensor_id)id), where,
                                offset ? "off by " : "multiplied by ", word);
@@ -219,17 +229,23 @@ int dkv_guessFactors(dkv_inquiry *q, dkv_err *err) {
 
 /* ---- coefficients ---- */
 
-/* Least squares, a few unknowns: a [n, n] symmetric, overwritten. False: singular. */
-static bool solve(double a[TERMS_MAX][TERMS_MAX], double b[TERMS_MAX], int n) {
+/* Least squares, a few unknowns: a [n, n] symmetric, becomes its inverse. least: pivots that are rounding alone. False:
+ * singular. */
+static bool solve(double a[TERMS_MAX][TERMS_MAX], double b[TERMS_MAX], int n, double least) {
+    double inverse[TERMS_MAX][TERMS_MAX] = {{0}};
+    for (int i = 0; i < n; i++) inverse[i][i] = 1;
     for (int i = 0; i < n; i++) {
         int best = i;
         for (int r = i + 1; r < n; r++)
             if (fabs(a[r][i]) > fabs(a[best][i])) best = r;
-        if (!(fabs(a[best][i]) > 1e-9)) return false;
+        if (!(fabs(a[best][i]) > least)) return false;
         for (int c = 0; c < n; c++) {
             const double t = a[i][c];
             a[i][c] = a[best][c];
             a[best][c] = t;
+            const double v = inverse[i][c];
+            inverse[i][c] = inverse[best][c];
+            inverse[best][c] = v;
         }
         const double t = b[i];
         b[i] = b[best];
@@ -237,10 +253,15 @@ static bool solve(double a[TERMS_MAX][TERMS_MAX], double b[TERMS_MAX], int n) {
         for (int r = 0; r < n; r++) {
             const double f = r == i ? 0 : a[r][i] / a[i][i];
             for (int c = i; c < n && r != i; c++) a[r][c] -= f * a[i][c];
+            for (int c = 0; c < n && r != i; c++) inverse[r][c] -= f * inverse[i][c];
             b[r] -= f * b[i];
         }
     }
-    for (int i = 0; i < n; i++) b[i] /= a[i][i];
+    for (int i = 0; i < n; i++) {
+        b[i] /= a[i][i];
+        for (int c = 0; c < n; c++) inverse[i][c] /= a[i][i];
+    }
+    for (int i = 0; i < n; i++) memcpy(a[i], inverse[i], (size_t)n * sizeof inverse[i][0]);
     return true;
 }
 
@@ -250,7 +271,7 @@ typedef struct term {
 } term;
 
 typedef struct normal { /* equations */
-    double a[TERMS_MAX][TERMS_MAX], b[TERMS_MAX];
+    double a[TERMS_MAX][TERMS_MAX], b[TERMS_MAX], count; /* elements in it */
     int n;
 } normal;
 
@@ -260,6 +281,7 @@ static void addElements(const dkv_inquiry *q, int id, const term *t, int64_t fro
     for (int64_t i = from; i < to; i++) {
         const double e = got[i] - q->clean[id][i], n = q->noise[id][i];
         if (!isfinite(e) || !isfinite(n) || n <= 0) continue;
+        eq->count++;
         for (int r = 0; r < eq->n; r++) {
             for (int c = 0; c < eq->n; c++) eq->a[r][c] += t[r].x[i] / n * (t[c].x[i] / n);
             eq->b[r] += t[r].x[i] / n * (e / n);
@@ -267,7 +289,8 @@ static void addElements(const dkv_inquiry *q, int id, const term *t, int64_t fro
     }
 }
 
-/* Solved, scaled to unit diagonal first; b: coefficient of each term beside the 1 that is right, snapped. */
+/* Solved, scaled to unit diagonal first; b: coefficient of each term beside the 1 that is right, snapped within its error:
+ * that of weights 1/noise, where noise is the bound and so no less than a standard deviation. */
 static bool finishFit(normal *eq) {
     double scale[TERMS_MAX];
     for (int i = 0; i < eq->n; i++) {
@@ -278,8 +301,9 @@ static bool finishFit(normal *eq) {
         for (int c = 0; c < eq->n; c++) eq->a[r][c] /= scale[r] * scale[c];
         eq->b[r] /= scale[r];
     }
-    if (!solve(eq->a, eq->b, eq->n)) return false;
-    for (int i = 0; i < eq->n; i++) eq->b[i] = snap(1 + eq->b[i] / scale[i], 0.02) - 1;
+    if (!solve(eq->a, eq->b, eq->n, eq->count * 0x1p-52)) return false;
+    for (int i = 0; i < eq->n; i++)
+        eq->b[i] = snap(1 + eq->b[i] / scale[i], sqrt(2 * log(2 / DKV_FIT_CHANCE) * fabs(eq->a[i][i])) / scale[i]) - 1;
     return true;
 }
 

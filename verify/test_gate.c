@@ -178,11 +178,11 @@ static void each_change_is_found_alone(void **state) {
         {"shape=3", "UNSUPPORTED", "", 0.8, PLAIN, "now refused: because", 1u << DKV_CH_REFUSED},
         {"shape=4", "PASSED", "aa", 0.8, PLAIN, "did not run", 1u << DKV_CH_MISSING | 1u << DKV_CH_NEW},
         {"shape=3", "PASSED", "aa", 0.8, "\"unit\":5.9604644775390625e-08,\"p_format\":0,\"key_tile\":64,\"exp_error\":3e-7",
-         "exp_error 1e-07 -> 3e-07", 1u << DKV_CH_LOOSENED},
+         "error of exp 1e-07 -> 3e-07", 1u << DKV_CH_LOOSENED},
         {"shape=3", "PASSED", "aa", 9, "\"unit\":5.9604644775390625e-08,\"p_format\":2,\"key_tile\":64,\"exp_error\":1e-7",
-         "p_format 0 -> 2", 1u << DKV_CH_TIGHTENED},
+         "P rounded to bf16 -> rounded to fp32", 1u << DKV_CH_TIGHTENED},
         {"shape=3", "PASSED", "aa", 1.28, "\"unit\":5.9604644775390625e-08,\"p_format\":0,\"key_tile\":32,\"exp_error\":1e-7",
-         "key_tile 64 -> 32", 1u << DKV_CH_TIGHTENED},
+         "key tile 64 -> 32", 1u << DKV_CH_TIGHTENED},
         {"shape=3", "PASSED", "aa", 1.6, "\"unit\":5.9604644775390625e-08,\"p_format\":0,\"key_tile\":32,\"exp_error\":1e-7",
          "grew 1.6 times", 1u << DKV_CH_TIGHTENED | 1u << DKV_CH_GREW},
     };
@@ -287,10 +287,13 @@ static void the_command_passes_and_fails_where_it_should(void **state) {
     assert_non_null(strstr(summary, "dualkv replay 'shape=33+5 dim=32 dtype=fp16' --kernel emu+fault=D1"));
     free(summary);
     mustEnd(1, "--kernel emu+acc=tc --no-fuzz --accepted $D/acc", "FINDING (looser arithmetic)");
+    assert_non_null(strstr(output, "accumulation to nearest -> truncating; products in an accumulation step 1 -> 16"));
     mustEnd(1, "--kernel $B/examples/plain_kernel.so:plain --no-fuzz --accepted $D/acc", "FINDING (refused)");
     mustEnd(1, "--kernel $B/examples/plain_kernel.so:plain --no-fuzz", "refuses 1 of 1 lines: it takes 0 %");
     mustEnd(0, "shape=9 --kernel $B/examples/plain_kernel.so:plain --forward --cases 3", "nothing (--accepted FILE)");
     mustEnd(1, "--kernel broken+how=fallback --no-fuzz --accepted $D/acc", "was PASSED and is now NOT_RUN");
+    mustEnd(0, "shape=9 shape=9 --kernel emu --no-fuzz --accepted $D/more --accept", "2 lines, for 1 of the cases are a line that had been there");
+    mustSay(1, "$B/dualkv gate shape=9 --out $D/gate --kernel emu --no-fuzz --accepted $D/more", "and did not run (only shape=9 was asked for");
     mustEnd(2, "--kernel emu --no-fuzz --accepted $D/nope", "cannot read");
     mustEnd(2, "--kernel emu --kernel ref", "one kernel");
     mustEnd(2, "--kernel emu --json -", "--json: stdout");
