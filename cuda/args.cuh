@@ -6,10 +6,9 @@
 #ifndef DKV_ARGS_CUH
 #define DKV_ARGS_CUH
 
+#include "../ref/fine.h"
 #include "../ref/walk.h"
 #include "fault.cuh"
-
-#define DKV_LOG2E 1.4426950408889634f
 
 typedef struct dkv_args {
     dualkv_problem p; /* scalars; arrays point to device memory */
@@ -20,6 +19,8 @@ typedef struct dkv_args {
     float *dsink;
     int64_t q_row, q_head, k_row, k_head, v_row, v_head, o_row, o_head, do_row, do_head;
     int64_t dq_row, dq_head, dk_row, dk_head, dv_row, dv_head, lse_head, lse_row, dlse_head, dlse_row;
+    float scale2, scale2_rest; /* scale log2 e, split by dkv_fineFactor */
+    float lse2, lse2_rest;     /* scale2 / scale, split: takes LSE to base 2 by the factor that takes scores there */
     int vec; /* all pointers, strides and head dims allow 16-byte accesses */
     /* workspace of backward, fp32 */
     float *delta;         /* [hq, tq] */
@@ -59,28 +60,17 @@ static inline int64_t dkv_virtualTiles(const dualkv_problem *p, int tile_rows, i
     return (keys ? p->tk : p->tq) / tile_rows + p->n_segments;
 }
 
-/* Scale and softcap of a raw product. *chain: derivative of the natural score by scale*q.k. */
-static __device__ __forceinline__ float dkv_scaled(const dkv_args &a, float raw, float *chain) {
+/* Natural score of a raw product: scale, softcap, ALiBi. *chain: its derivative by scale*q.k. */
+static __device__ __forceinline__ float dkv_score(const dkv_args &a, float raw, float slope, int64_t distance,
+                                                  float *chain) {
     float s = raw * a.p.scale;
     *chain = 1.f;
     if (a.p.softcap > 0.f) {
-        float t = tanhf(s / a.p.softcap);
+        float t = dkv_fineTanh(s / a.p.softcap);
         s = a.p.softcap * t;
         *chain = 1.f - t * t;
     }
-    return s;
-}
-
-/* Natural score of a raw product: scale, softcap, ALiBi. */
-static __device__ __forceinline__ float dkv_score(const dkv_args &a, float raw, float slope, int64_t distance) {
-    float chain, s = dkv_scaled(a, raw, &chain);
     return a.p.alibi ? s - slope * (float)(distance < 0 ? -distance : distance) : s;
-}
-
-/* The same in base 2, with *chain. */
-static __device__ __forceinline__ float dkv_score2(const dkv_args &a, float raw, float slope2, int64_t distance,
-                                                   float *chain) {
-    return dkv_scaled(a, raw, chain) * DKV_LOG2E - slope2 * (float)(distance < 0 ? -distance : distance);
 }
 
 /* Up to which offset of range g every row from r0 on sees every key; -1 where only dkv_walkTile can say. */

@@ -3,7 +3,7 @@
  * dV need no atomics. Five products a pair of tiles:
  *
  *   S = Q K^T   dP = dO V^T     [BM x BN], 8 warps 2 x 4: 32 x BN/4 each
- *   P = exp2(S - LSE), dS = P (dP - delta)  -> shared memory; exponentials between the products of dP
+ *   P = exp(S - LSE), dS = P (dP - delta)  -> shared memory; exponentials between the products of dP
  *   dQ = dS K                   [BM x D], 2 x 4 (4 x 2 at D = 64); added to fp32 memory between the products of dV
  *   dV += P^T dO, dK += dS^T Q  [BN x D], 4 x 2 (2 x 4 at BN = 64); in registers
  *
@@ -186,13 +186,17 @@ static __device__ __forceinline__ void add4(const dkv_args &a, float *p, const f
 #endif
 }
 
+/* What P's exponent takes off: plain scores go to base 2 in one step, LSE by the same factor, roundings and all. */
+template <bool PLAIN> static __device__ __forceinline__ float row_lse(const dkv_args &a, float lse) {
+    return PLAIN ? dkv_fineTimes(lse, a.lse2, a.lse2_rest) : lse;
+}
+
 /* P and dS of one 16-row by 8 NT piece a warp: s raw products in, P out; dp in, dS (by the natural score of q.k,
- * without scale) out. seen: bit (2 i + h) * 2 NT + 2 j + e. */
+ * without scale) out. lse: as row_lse has it. seen: bit (2 i + h) * 2 NT + 2 j + e. */
 template <int MT, int NT, bool PLAIN>
 static __device__ __forceinline__ void score_gradient(const dkv_args &a, float s[MT][NT][4], float dp[MT][NT][4],
-                                                      const float lse2[MT][2], const float delta[MT][2], float slope2,
+                                                      const float lse[MT][2], const float delta[MT][2], float slope,
                                                       int64_t ahead, int vis, uint32_t seen) {
-    float scale2 = a.p.scale * DKV_LOG2E;
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -201,11 +205,13 @@ static __device__ __forceinline__ void score_gradient(const dkv_args &a, float s
             for (int e = 0; e < 4; e++) {
                 int h = e / 2;
                 float chain = 1.f, p;
-                if (PLAIN)
-                    p = exp2_flushed(fmaf(s[i][j][e], scale2, -lse2[i][h]));
-                else
-                    p = exp2_flushed(dkv_score2(a, s[i][j][e], slope2, ahead + 16 * i + 8 * h - 8 * j - e % 2, &chain) -
-                                     lse2[i][h]);
+                if (PLAIN) {
+                    p = fmaf(s[i][j][e], a.scale2, -lse[i][h]);
+                } else {
+                    p = dkv_score(a, s[i][j][e], slope, ahead + 16 * i + 8 * h - 8 * j - e % 2, &chain) - lse[i][h];
+                    p = dkv_fineTimes(p, DKV_LOG2E, DKV_LOG2E_REST);
+                }
+                p = exp2_flushed(p);
                 float g = p * (dp[i][j][e] - delta[i][h]);
                 if (!PLAIN) g *= chain;
                 if (vis == 2 && !(seen >> ((2 * i + h) * 2 * NT + 2 * j + e % 2) & 1)) p = g = 0.f;
@@ -320,8 +326,8 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
                 mine = (uint32_t)dkv_rowBits(a, a.p.segments[st.t], st.g, st.r0 + r + FAULT(a, Z3), c0 + sn0);
         }
         {
-            float s[2][SNT][4], dp[2][SNT][4], lse2[2][2], delta[2][2];
-            const float *row_lse = sm.lse[stage] + sm0 + lane / 4, *row_delta = sm.delta[stage] + sm0 + lane / 4;
+            float s[2][SNT][4], dp[2][SNT][4], lse[2][2], delta[2][2];
+            const float *lse_at = sm.lse[stage] + sm0 + lane / 4, *delta_at = sm.delta[stage] + sm0 + lane / 4;
             if (STAGES == 2 && a.vec) {
                 /* the next step's copies between the products of S; after the last step they read nothing */
                 int to = stage ^ 1, rows = next.rows;
@@ -339,9 +345,8 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
                 tile_mma_at<T, 2, SNT, D, 0, 0, D, D, true>(s, a_q + stage * ROWS, b_k);
             }
 #pragma unroll
-            for (int i = 0; i < 4; i++) lse2[i / 2][i % 2] = row_lse[8 * i] * DKV_LOG2E;
+            for (int i = 0; i < 4; i++) lse[i / 2][i % 2] = row_lse<PLAIN>(a, lse_at[8 * i]);
             if (PLAIN && vis == 1) {
-                float scale2 = a.p.scale * DKV_LOG2E;
                 /* exponentials between the products of dP */
                 uint32_t a_do = a_q + DO + stage * ROWS;
                 tile_mma_at<T, 2, SNT, D, 0, 0, D, D, true>(dp, a_do, b_k + V, [&](int t, int steps) {
@@ -350,13 +355,13 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
                         int i = n / SNT, j = n % SNT;
 #pragma unroll
                         for (int e = 0; e < 4; e++)
-                            s[i][j][e] = exp2_flushed(fmaf(s[i][j][e], scale2, -lse2[i][e / 2]));
+                            s[i][j][e] = exp2_flushed(fmaf(s[i][j][e], a.scale2, -lse[i][e / 2]));
                         store_piece<T, BN>(at_p, s[i][j], i, j);
                     }
                 });
                 asm volatile("" ::: "memory"); /* delta only now: registers are short */
 #pragma unroll
-                for (int i = 0; i < 4; i++) delta[i / 2][i % 2] = row_delta[8 * i];
+                for (int i = 0; i < 4; i++) delta[i / 2][i % 2] = delta_at[8 * i];
 #pragma unroll
                 for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -368,7 +373,7 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
             } else {
                 tile_mma_at<T, 2, SNT, D, 0, 0, D, D, true>(dp, a_q + DO + stage * ROWS, b_k + V);
 #pragma unroll
-                for (int i = 0; i < 4; i++) delta[i / 2][i % 2] = row_delta[8 * i];
+                for (int i = 0; i < 4; i++) delta[i / 2][i % 2] = delta_at[8 * i];
                 uint32_t seen = 0;
 #pragma unroll
                 for (int ih = 0; ih < 4; ih++) {
@@ -379,8 +384,8 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
                 int64_t ahead = PLAIN ? 0
                                       : a.p.segments[st.t].context + st.r0 + sm0 + lane / 4 - a.p.ranges[st.g].pos -
                                             c0 - sn0 - lane % 4 * 2;
-                score_gradient<2, SNT, PLAIN>(a, s, dp, lse2, delta, a.p.alibi ? a.slopes[st.head] * DKV_LOG2E : 0.f,
-                                              ahead, vis, seen);
+                score_gradient<2, SNT, PLAIN>(a, s, dp, lse, delta, a.p.alibi ? a.slopes[st.head] : 0.f, ahead, vis,
+                                              seen);
 #pragma unroll
                 for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -438,7 +443,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     if (tile * ROWS >= s.q_len) return;
     int r0 = (int)tile * ROWS, r1 = (int)dkv_walkMin(r0 + ROWS, s.q_len);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m0 = 16 * warp;
-    float slope2 = a.p.alibi ? a.slopes[head] * DKV_LOG2E : 0.f, lse2[1][2], delta[1][2], dq[1][D / 8][4];
+    float slope = a.p.alibi ? a.slopes[head] : 0.f, lse[1][2], delta[1][2], dq[1][D / 8][4];
     load_tile<T, ROWS, D, THREADS>(sq, (const T *)a.q + head * a.q_head, a.q_row, s.q_start + r0, s.q_start + s.q_len,
                                    a.p.dqk, a.vec);
     load_tile<T, ROWS, D, THREADS>(so, (const T *)a.d_o + head * a.do_head, a.do_row, s.q_start + r0,
@@ -447,7 +452,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     for (int h = 0; h < 2; h++) {
         int64_t r = r0 + m0 + lane / 4 + 8 * h;
         bool ok = r < r1;
-        lse2[0][h] = ok ? a.lse[head * a.lse_head + (s.q_start + r) * a.lse_row] * DKV_LOG2E : 0.f;
+        lse[0][h] = ok ? row_lse<PLAIN>(a, a.lse[head * a.lse_head + (s.q_start + r) * a.lse_row]) : 0.f;
         delta[0][h] = ok ? a.delta[head * a.p.tq + s.q_start + r] : 0.f;
     }
 #pragma unroll
@@ -479,7 +484,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             }
         }
         int64_t ahead = s.context + r0 + m0 + lane / 4 - a.p.ranges[w.g].pos - w.c0 - lane % 4 * 2;
-        score_gradient<1, NT, PLAIN>(a, c, dp, lse2, delta, slope2, ahead, w.vis, seen);
+        score_gradient<1, NT, PLAIN>(a, c, dp, lse, delta, slope, ahead, w.vis, seen);
         uint32_t f[BN / 16][1][4];
 #pragma unroll
         for (int j = 0; j < NT; j++) {

@@ -28,7 +28,9 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
     const T *k = (const T *)a.k + kvh * a.k_head, *v = (const T *)a.v + kvh * a.v_head;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m0 = warp * 16 * MT;
     float slope = a.p.alibi ? a.slopes[head] : 0.f;
-    float f = PLAIN ? a.p.scale * DKV_LOG2E : DKV_LOG2E; /* plain scores stay raw products, scaled in the exponent */
+    /* Plain scores stay raw products, scaled in the exponent. The factor's rounding, the same in every row, would be the
+     * error of LSE's mean, so it is carried along. */
+    float f = PLAIN ? a.scale2 : DKV_LOG2E, rest_f = PLAIN ? a.scale2_rest : DKV_LOG2E_REST, chain;
 
     float o[MT][NO][4], mx[MT][2], sum[MT][2];
 #pragma unroll
@@ -74,7 +76,8 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
                 for (int j = 0; j < NS; j++)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        c[i][j][e] = dkv_score(a, c[i][j][e], slope, ahead + 16 * i + 8 * (e / 2) - 8 * j - e % 2);
+                        c[i][j][e] = dkv_score(a, c[i][j][e], slope, ahead + 16 * i + 8 * (e / 2) - 8 * j - e % 2,
+                                               &chain);
         }
         if (vis == 2) {
 #pragma unroll
@@ -91,7 +94,8 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
                             if (!(bits >> (8 * j + e) & 1)) c[i][j][2 * h + e] = -INFINITY;
                 }
         }
-        /* online softmax in base 2 */
+        /* Online softmax. Scores are taken off the maximum before they go to base 2: P of the maximum is 1 exactly, and
+         * none errs by more than its distance from it. */
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -101,16 +105,16 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
                 for (int j = 0; j < NS; j++) hi = fmaxf(hi, fmaxf(c[i][j][2 * h], c[i][j][2 * h + 1]));
                 hi = fmaxf(hi, __shfl_xor_sync(~0u, hi, 1));
                 hi = fmaxf(hi, __shfl_xor_sync(~0u, hi, 2));
-                float now = fmaxf(mx[i][h], hi * f), base = now == -INFINITY ? 0.f : now;
+                float now = fmaxf(mx[i][h], hi), base = now == -INFINITY ? 0.f : now;
                 float old = PLANT(a, D1, g > s.range_begin && c0 == 0 ? now : mx[i][h], mx[i][h]);
-                float keep = exp2f(old - base), add = 0.f;
-                bool corrected = PLANT(a, X22, now - old > DKV_LOG2E, true);
+                float keep = exp2_flushed(dkv_fineTimes(old - base, f, rest_f)), add = 0.f;
+                bool corrected = PLANT(a, X22, (now - old) * f > DKV_LOG2E, true);
                 mx[i][h] = now;
 #pragma unroll
                 for (int j = 0; j < NS; j++)
 #pragma unroll
                     for (int e = 2 * h; e < 2 * h + 2; e++) {
-                        c[i][j][e] = exp2f(fmaf(c[i][j][e], f, -base));
+                        c[i][j][e] = exp2_flushed(dkv_fineTimes(c[i][j][e] - base, f, rest_f));
                         add += c[i][j][e];
                     }
                 sum[i][h] = sum[i][h] * keep + add;
@@ -133,9 +137,6 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
     cp_async_wait<0>();
     __syncthreads(); /* the Q tile's memory now stages O */
 
-    /* Back to natural maxima by the factor that went in, not by ln 2: the rounding of f is the same in every row, and
-     * would be the error of their mean. */
-    double natural = (PLAIN ? (double)a.p.scale : 1.) / f;
     T *so = sq;
     static_assert(DV <= DQK, "O is staged in the memory of Q");
 #pragma unroll
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(BM / (16 * MT) * 32, 1)
             float l = sum[i][h];
             l += __shfl_xor_sync(~0u, l, 1);
             l += __shfl_xor_sync(~0u, l, 2);
-            double exact = mx[i][h] * natural;
+            double exact = PLAIN ? (double)mx[i][h] * a.p.scale : mx[i][h];
             float m = (float)exact, rest = m > -INFINITY ? (float)(exact - m) : 0.f, keep = 1.f;
             if (a.p.sink && !FAULT(a, Z2)) {
                 float t = a.sink[head], now = fmaxf(m, t);

@@ -125,8 +125,8 @@ static const char *plugin_refuses(void *handle, const dualkv_problem *p) {
 
 /* Exact where the declared fp32 kernel is plain FFMA; the 16-bit ones are mma.sync with what tolerance.md
  * measured: 16 products and the accumulator each cut below 2^-25 of the largest, the sum cut to 24 bits, all
- * toward zero, so that a step errs by less than 16 2^-25 + 2^-23 of it. Errors of exp2f, expf, logf, tanhf:
- * CUDA's table of ulps. */
+ * toward zero, so that a step errs by less than 16 2^-25 + 2^-23 of it. Errors of ex2.approx, expf, logf:
+ * CUDA's and PTX's tables of ulps. */
 static void plugin_arithmetic(void *handle, const dualkv_problem *p, dualkv_arithmetic *a) {
     int simple = p->dtype == DUALKV_FP32;
     a->declared = 1;
@@ -140,9 +140,9 @@ static void plugin_arithmetic(void *handle, const dualkv_problem *p, dualkv_arit
     a->p_format = a->ds_format = simple ? DUALKV_EXACT : p->dtype;
     a->out_format = p->dtype;
     a->key_tile = DKV_KEY_TILE;
-    a->exp_error = simple ? 0x1p-23 : 0x1p-22; /* expf 1 ulp, exp2f 2 */
+    a->exp_error = simple ? 0x1p-23 : 0x1p-22; /* expf 1 ulp, ex2.approx 2 */
     a->log_error = 0x1p-23;
-    a->tanh_error = 0x1p-22;
+    a->tanh_error = DKV_FINE_TANH_ERROR;
     a->acc_fold_dkv = simple ? DKV_FOLD32_TILES * DKV_KEY_TILE : DKV_FOLD_TILES * 64 / a->acc_step;
     /* ex2.approx.ftz: P below 2^-126 is 0 (a row that leans on its sink may have no other). dQ: plain 16-bit adds a partial
      * a key tile of the backward kernel by atomics, which flush in global memory, too (PTX, atom.add.f32); det: one chain. */
@@ -178,6 +178,8 @@ static void make_args(const instance *self, const dualkv_launch *l, int backward
     a->p = *l->problem;
     GIVE_FAULT(self, a);
     a->p.scale = PLANT(*a, X6, dkv_faultBf16(a->p.scale), a->p.scale);
+    dkv_fineFactor(a->p.scale * DKV_LOG2E_EXACT, &a->scale2, &a->scale2_rest);
+    dkv_fineFactor(a->p.scale != 0.f ? (double)a->scale2 / a->p.scale : DKV_LOG2E_EXACT, &a->lse2, &a->lse2_rest);
     a->p.segments = l->device_segments;
     a->p.ranges = l->device_ranges;
     a->slopes = a->p.alibi_slopes = l->device_alibi_slopes;

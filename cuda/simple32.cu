@@ -131,19 +131,6 @@ static __device__ __forceinline__ void fold(float acc[4][N], float *out, int64_t
         }
 }
 
-/* The natural score of a raw product; *chain as in dkv_score2. */
-static __device__ __forceinline__ float score32(const dkv_args &a, float raw, float slope, int64_t distance,
-                                                float *chain) {
-    float s = raw * a.p.scale;
-    *chain = 1.f;
-    if (a.p.softcap > 0.f) {
-        float t = tanhf(s / a.p.softcap);
-        s = a.p.softcap * t;
-        *chain = 1.f - t * t;
-    }
-    return a.p.alibi ? s - slope * (float)(distance < 0 ? -distance : distance) : s;
-}
-
 /* What each thread needs to know of a tile of pairs. */
 struct pairs32 {
     int r0, c0;    /* first row in the segment, first key's offset in the range */
@@ -194,7 +181,7 @@ __global__ void __launch_bounds__(THREADS)
             float hi = -INFINITY;
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                float x = score32(a, c[i][j], slope, t.ahead + 4 * ty + i - tx - 16 * j, &chain);
+                float x = dkv_score(a, c[i][j], slope, t.ahead + 4 * ty + i - tx - 16 * j, &chain);
                 c[i][j] = bits >> (16 * j) & 1 ? x : -INFINITY;
                 hi = fmaxf(hi, c[i][j]);
             }
@@ -256,7 +243,7 @@ static __device__ __forceinline__ void pairs_gradient(const dkv_args &a, const d
         float lse = a.lse[head * a.lse_head + row * a.lse_row], delta = a.delta[head * a.p.tq + row];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            float chain, x = score32(a, c[i][j], slope, t.ahead + 4 * ty + i - tx - 16 * j, &chain);
+            float chain, x = dkv_score(a, c[i][j], slope, t.ahead + 4 * ty + i - tx - 16 * j, &chain);
             float p = expf(x - lse), ds = p * (dp[i][j] - delta) * chain;
             bool on = bits >> (16 * j) & 1;
             c[i][j] = on ? p : 0.f;
