@@ -609,6 +609,7 @@ void dkv_closeTwin(dkv_device_oracle *o) {
 typedef struct key_end {
     int64_t tk;
     int32_t d, hkv, kvh, parts, stored, heads; /* parts: to be summed, 0: none; heads: each rounded before */
+    int32_t summed;                            /* no rounding of the sum */
     dkv_rounder round_part;
 } key_end;
 
@@ -662,15 +663,16 @@ __global__ void finish_keys_kernel(key_end k, __grid_constant__ const dkv_twin_u
         double sum = twin[at], v = sigma2[at];
         if (k.parts > 0) v = 0, sum = addParts(k, u, x, var, e, &v);
         twin[at] = sum;
-        sigma2[at] =
-            dkv_stored(sum, dkv_roundBy(u.round_out, sum), v, k.stored ? 0 : dkv_spacingAt(u.ulp_out, fabs(sum)));
+        sigma2[at] = k.summed ? v
+                              : dkv_stored(sum, dkv_roundBy(u.round_out, sum), v,
+                                           k.stored ? 0 : dkv_spacingAt(u.ulp_out, fabs(sum)));
     }
 }
 
 /* After a segment's last rows. */
 static int addSegment(dkv_device_oracle *o, const dkv_scene *s) {
     dkv_twin_device *t = o->twin;
-    key_end k = {o->l->view.tk, 0, o->p->hkv, s->kvh, t->parts, 0, t->heads, dkv_makeRounder(o->a.partial_format)};
+    key_end k = {o->l->view.tk, 0, o->p->hkv, s->kvh, t->parts, 0, t->heads, 0, dkv_makeRounder(o->a.partial_format)};
     for (int32_t r = 0; r < s->seg->range_count; r++) {
         const dualkv_range *g = &o->l->view.ranges[s->seg->range_begin + r];
         k.d = o->p->dqk; /* a range is never empty */
@@ -688,7 +690,7 @@ static int finishKeys(dkv_device_oracle *o, int32_t kvh) {
     dkv_twin_device *t = o->twin;
     const bool fp32 = o->a.out_format == DUALKV_FP32;
     key_end k = {o->l->view.tk, o->p->dqk, o->p->hkv, kvh, t->apart && !t->segments ? t->parts : 0,
-                 fp32 && t->u.scale_exact, t->heads, dkv_makeRounder(o->a.partial_format)};
+                 fp32 && t->u.scale_exact, t->heads, dkv_partialsOf(&o->a).summed, dkv_makeRounder(o->a.partial_format)};
     if (k.tk == 0) return 0;
     finish_keys_kernel<<<dkv_blocksFor(k.tk * k.d, 256), 256, 0, o->stream>>>(
         k, t->u, t->dk, t->dk_var, o->out[DKV_PART_TWIN][DKV_DK], o->out[DKV_PART_SIGMA2][DKV_DK]);

@@ -84,7 +84,7 @@ static bool runKernel(const scene *s, dkv_worker *worker, dkv_outputs *out) {
         if (n[id])
             memcpy(dkv_outputAt(out, (dkv_tensor_id)id), dkv_outputAt(&packed, (dkv_tensor_id)id),
                    (size_t)n[id] * sizeof(double));
-    if (side.d.replicated) dkv_freeOutputs(&packed);
+    dkv_freePacked(&side, &packed);
     dkv_freeRun(&run);
     dkv_closeSide(&side);
     return done;

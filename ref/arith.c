@@ -39,7 +39,7 @@ int dkv_checkArithmetic(const dualkv_arithmetic *a, dkv_err *err) {
         {"log_error", a->log_error, 0, FUNCTION_MAX},
         {"tanh_error", a->tanh_error, 0, FUNCTION_MAX},
         {"flushes", a->flushes, 0, 1},
-        {"partial_of", a->partial_of, 0, 7},
+        {"partial_of", a->partial_of, 0, 15},
         {"row_block", (double)a->row_block, 0, 0x1p62},
         {"row_block2", (double)a->row_block2, a->row_from2 > 0, 0x1p62},
         {"row_from2", (double)a->row_from2, 0, 0x1p62},
@@ -152,6 +152,7 @@ static void describePartials(const dualkv_arithmetic *a, char *out, size_t n) {
     const dkv_partials p = dkv_partialsOf(a);
     add(out, n, ", partial dK and dV in %s", formatName(a->partial_format), 0);
     if (p.segments) add(out, n, p.heads ? " of each head and segment%s" : " of each segment%s", "", 0);
+    if (p.summed) add(out, n, ", their sum not rounded%s", "", 0);
     if (p.rows) add(out, n, ", of each %s%lld rows on", "", (long long)a->row_block);
     if (p.rows && a->row_from2) add(out, n, ", %s%lld", "", (long long)a->row_block2);
     if (p.rows && a->row_from2) add(out, n, "%s from %lld", "", (long long)a->row_from2);

@@ -116,6 +116,9 @@ typedef struct dualkv_launch {
 #define DUALKV_PARTIAL_HEADS 1
 #define DUALKV_PARTIAL_SEGMENTS 2
 #define DUALKV_PARTIAL_ROWS 4
+/* With SEGMENTS or ROWS: what was summed of a segment is an output of its own, and their sum is rounded no more. So are the
+ * gradients of replicated sequences, which the harness adds up. */
+#define DUALKV_PARTIAL_SUMMED 8
 #define DUALKV_TF32 3 /* a format of operands only, never a dtype: 10 fraction bits, fp32's exponents */
 typedef struct dualkv_arithmetic {
     uint32_t size;

@@ -11,8 +11,23 @@ dkv_partials dkv_partialsOf(const dualkv_arithmetic *a) {
     p.rows = (a->partial_of & DUALKV_PARTIAL_ROWS) && a->row_block > 0;
     p.segments = p.rows || (a->partial_of & DUALKV_PARTIAL_SEGMENTS);
     p.heads = !p.rows && (a->partial_of == 0 || (a->partial_of & DUALKV_PARTIAL_HEADS));
+    p.summed = p.segments && (a->partial_of & DUALKV_PARTIAL_SUMMED);
     p.dq_block = a->dq_block;
     return p;
+}
+
+int dkv_sumCopies(const dualkv_arithmetic *a, dualkv_arithmetic *out, dkv_err *err) {
+    const dkv_partials p = dkv_partialsOf(a);
+    const bool none = !p.heads && !p.segments;
+    *out = *a;
+    if (!(dkv_unitRoundoff(a->out_format) > a->unit) || (!none && a->partial_format != a->out_format))
+        return dkv_fail(err, DKV_EHARNESS,
+                        "replicated sequences of this size are judged as one packed problem, which has no words for "
+                        "gradients in this format");
+    out->partial_format = a->out_format;
+    out->partial_of = DUALKV_PARTIAL_SUMMED | (p.rows ? DUALKV_PARTIAL_ROWS : DUALKV_PARTIAL_SEGMENTS) |
+                      (p.heads ? DUALKV_PARTIAL_HEADS : 0);
+    return DKV_OK;
 }
 
 int64_t dkv_rowBlock(const dualkv_arithmetic *a, int64_t rows) {

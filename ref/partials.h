@@ -2,6 +2,7 @@
 #ifndef DKV_PARTIALS_H
 #define DKV_PARTIALS_H
 
+#include "dkv_err.h"
 #include "layout.h"
 
 #ifdef __cplusplus
@@ -10,10 +11,14 @@ extern "C" {
 
 typedef struct dkv_partials {
     bool heads, segments, rows; /* DUALKV_PARTIAL_*; all false where partial sums are not rounded. rows: segments, too */
+    bool summed;                /* DUALKV_PARTIAL_SUMMED */
     int64_t dq_block;           /* 0: the running sum of dQ is not */
 } dkv_partials;
 
 dkv_partials dkv_partialsOf(const dualkv_arithmetic *a);
+/* The arithmetic `a` of a kernel on replicated sequences, as one on the packed problem whose copies' gradients are added in
+ * double precision. DKV_EHARNESS where that has no words here (fp32; partial sums in another format than the output). */
+int dkv_sumCopies(const dualkv_arithmetic *a, dualkv_arithmetic *out, dkv_err *err);
 /* Rows after which the running sums of a segment of `rows` query rows are rounded; 0: they are not. */
 int64_t dkv_rowBlock(const dualkv_arithmetic *a, int64_t rows);
 /* A divisor of all these blocks, at most `most`; `most` where there is none. */

@@ -111,7 +111,7 @@ static void finishKeySum(dkv_twin *t, const dkv_keySum *sum, double *twin, doubl
             if (add) var = 0, x = addParts(t, sum, j * sum->ld + c, &var);
             u = dkv_spacingAt(t->ulp_out, fabs(x));
             twin[at] = x;
-            sigma2[at] = dkv_twinStored(x, var, stored ? 0 : u, t->a->out_format);
+            sigma2[at] = t->part.summed ? var : dkv_twinStored(x, var, stored ? 0 : u, t->a->out_format);
         }
 }
 

@@ -200,7 +200,7 @@ static void paint(uint8_t *at, int64_t bytes, uint16_t pattern) {
     memcpy(at + i, &wide, (size_t)(bytes - i));
 }
 
-int dkv_openArena(const dkv_plan *plan, dkv_arena *a, dkv_err *err) {
+int dkv_openArena(const dkv_plan *plan, bool shadow, dkv_arena *a, dkv_err *err) {
     memset(a, 0, sizeof *a);
     a->plan = *plan;
     a->fd = memfd_create("dualkv-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -209,23 +209,27 @@ int dkv_openArena(const dkv_plan *plan, dkv_arena *a, dkv_err *err) {
     if (a->fd >= 0 && ftruncate(a->fd, plan->size) == 0 &&
         fcntl(a->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
         a->base = mmap(NULL, (size_t)plan->size, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
-    a->shadow = malloc((size_t)plan->size);
-    if (a->base != MAP_FAILED && a->shadow) return 0;
+    if (shadow) a->shadow = malloc((size_t)plan->size);
+    if (a->base != MAP_FAILED && (a->shadow || !shadow)) return 0;
     dkv_closeArena(a);
     return dkv_fail(err, DKV_EHARNESS, "cannot allocate %lld bytes for the kernel's buffers",
                     (long long)plan->size);
+}
+
+static void dropKept(dkv_arena *a) {
+    for (int i = 0; i < DKV_N_SLOTS; i++) {
+        free(a->kept[i]);
+        a->kept[i] = NULL;
+    }
 }
 
 void dkv_closeArena(dkv_arena *a) {
     if (a->base && a->base != MAP_FAILED) munmap(a->base, (size_t)a->plan.size);
     if (a->plan.size && a->fd >= 0) close(a->fd);
     free(a->shadow);
+    dropKept(a);
     memset(a, 0, sizeof *a);
     a->fd = -1;
-}
-
-static uint8_t *elementRow(const dkv_view *w, uint8_t *base, int64_t t, int64_t h) {
-    return base + w->offset + (t * w->row + h * w->head) * w->elt;
 }
 
 /* Canonical order is [row, head, dim], for LSE-like tensors [head, row]. Calls with one run of elements each.
@@ -235,12 +239,12 @@ typedef void (*run_fn)(uint8_t *at, int64_t index, int64_t n, int64_t stride, vo
 static void eachRun(const dkv_view *w, bool like_lse, uint8_t *base, run_fn f, void *arg) {
     if (like_lse) {
         for (int64_t h = 0; h < w->heads; h++)
-            f(elementRow(w, base, 0, h), h * w->rows, w->rows, w->row * w->elt, arg);
+            f(dkv_elementRow(w, base, 0, h), h * w->rows, w->rows, w->row * w->elt, arg);
         return;
     }
     for (int64_t t = 0; t < w->rows; t++)
         for (int64_t h = 0; h < w->heads; h++)
-            f(elementRow(w, base, t, h), (t * w->heads + h) * w->dim, w->dim, w->elt, arg);
+            f(dkv_elementRow(w, base, t, h), (t * w->heads + h) * w->dim, w->dim, w->elt, arg);
 }
 
 static bool isLse(int s) { return s == DKV_SLOT_LSE || s == DKV_SLOT_DLSE; }
@@ -258,7 +262,7 @@ static void runSpan(int64_t first, int64_t end, int span, void *arg) {
     (void)span;
     for (int64_t t = first; t < end; t++)
         for (int64_t h = 0; h < l->w->heads; h++)
-            l->f(elementRow(l->w, l->base, t, h), (t * l->w->heads + h) * l->w->dim, l->w->dim, l->w->elt, l->arg);
+            l->f(dkv_elementRow(l->w, l->base, t, h), (t * l->w->heads + h) * l->w->dim, l->w->dim, l->w->elt, l->arg);
 }
 
 static void everyRun(const dkv_view *w, bool like_lse, uint8_t *base, run_fn f, void *arg) {
@@ -302,31 +306,93 @@ bool dkv_holdsTensor(const dkv_arena *a, dkv_slot s, const void *want) {
 
 enum { PAGE = 4096 };
 
+/* ---- inputs of a view from those of the packed one ---- */
+
+typedef struct expand_loop {
+    const dkv_view *w;
+    uint8_t *base;
+    const uint8_t *from;
+    const int64_t *source;  /* NULL: row by row */
+    const uint8_t *own;     /* NULL: every row has its values; else the others are zero */
+    int64_t rows;           /* of `from` */
+    bool like_lse, compare; /* compare: writes nothing, marks spans that differ */
+    bool differs[DKV_SPANS];
+} expand_loop;
+
+static bool isZero(const uint8_t *x, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i++)
+        if (x[i]) return false;
+    return true;
+}
+
+static void expandSpan(int64_t first, int64_t end, int span, void *arg) {
+    expand_loop *l = arg;
+    const dkv_view *w = l->w;
+    const bool whole = !l->like_lse && w->head == w->dim; /* heads side by side: a row in one piece */
+    const int64_t pieces = whole ? 1 : w->heads, bytes = (whole ? w->heads : 1) * w->dim * w->elt;
+    for (int64_t t = first; t < end; t++)
+        for (int64_t h = 0; h < pieces; h++) {
+            const int64_t s = l->source ? l->source[t] : t;
+            const uint8_t *x = l->from + (l->like_lse ? h * l->rows + s : (s * w->heads + h) * w->dim) * w->elt;
+            uint8_t *to = dkv_elementRow(w, l->base, t, h);
+            const bool zero = l->own && !l->own[t];
+            if (l->compare) l->differs[span] |= zero ? !isZero(to, bytes) : memcmp(to, x, (size_t)bytes) != 0;
+            else if (zero) memset(to, 0, (size_t)bytes);
+            else memcpy(to, x, (size_t)bytes);
+        }
+}
+
+static expand_loop inputLoop(const dkv_arena *a, int s, uint8_t *base) {
+    const dkv_inputs *in = a->in;
+    const dkv_expansion *e = a->expand;
+    const void *const from[DKV_SLOT_O] = {in->q, in->k, in->v, in->d_o, in->d_lse, in->sink};
+    const bool by_key = s == DKV_SLOT_K || s == DKV_SLOT_V, moves = e && s != DKV_SLOT_SINK;
+    return (expand_loop){.w = &a->plan.view[s],
+                         .base = base,
+                         .from = from[s],
+                         .source = !moves ? NULL : by_key ? e->k_source : e->q_source,
+                         .own = moves && (s == DKV_SLOT_DO || s == DKV_SLOT_DLSE) ? e->q_own : NULL,
+                         .rows = e ? e->packed_tq : a->plan.view[s].rows,
+                         .like_lse = isLse(s)};
+}
+
+/* An input's elements into `base` + its offset. */
+static void writeInput(const dkv_arena *a, int s, uint8_t *base) {
+    expand_loop l = inputLoop(a, s, base);
+    if (l.w->present && l.from)
+        dkv_eachSpan(l.w->rows, (double)l.w->rows * (double)(l.w->heads * l.w->dim), expandSpan, &l);
+}
+
+/* [first, end) of a block's pages; 0 bytes past its end. */
+static int64_t spanOfPages(const dkv_arena *a, int64_t *first, int64_t end) {
+    *first *= PAGE;
+    end = end * PAGE < a->plan.size ? end * PAGE : a->plan.size;
+    return *first < end ? end - *first : 0;
+}
+
 static void paintSpan(int64_t first, int64_t end, int span, void *arg) {
     const dkv_arena *a = arg;
+    const int64_t bytes = spanOfPages(a, &first, end);
     (void)span;
-    end = end * PAGE < a->plan.size ? end * PAGE : a->plan.size;
-    if (first * PAGE < end) paint(a->shadow + first * PAGE, end - first * PAGE, a->pattern);
+    if (bytes) paint((a->shadow ? a->shadow : a->base) + first, bytes, a->pattern);
 }
 
 static void showSpan(int64_t first, int64_t end, int span, void *arg) {
     const dkv_arena *a = arg;
+    const int64_t bytes = spanOfPages(a, &first, end);
     (void)span;
-    end = end * PAGE < a->plan.size ? end * PAGE : a->plan.size;
-    if (first * PAGE < end) memcpy(a->base + first * PAGE, a->shadow + first * PAGE, (size_t)(end - first * PAGE));
+    if (bytes) memcpy(a->base + first, a->shadow + first, (size_t)bytes);
 }
 
-void dkv_fillArena(dkv_arena *a, uint16_t pattern, const dkv_inputs *in) {
-    const void *from[DKV_SLOT_O] = {in->q, in->k, in->v, in->d_o, in->d_lse, in->sink};
+void dkv_fillArena(dkv_arena *a, uint16_t pattern, const dkv_inputs *in, const dkv_expansion *expand) {
     a->pattern = pattern;
+    a->in = in;
+    a->expand = expand;
+    dropKept(a);
     const int64_t pages = a->plan.size / PAGE + 1;
     dkv_eachSpan(pages, (double)a->plan.size / 4, paintSpan, a);
-    for (int s = 0; s < DKV_SLOT_O; s++) {
-        const dkv_view *w = &a->plan.view[s];
-        copy_arg c = {from[s], w->elt, true};
-        if (w->present && from[s]) everyRun(w, isLse(s), a->shadow, copyIn, &c);
-    }
-    dkv_eachSpan(pages, (double)a->plan.size / 4, showSpan, a);
+    for (int s = 0; s < DKV_SLOT_O; s++) writeInput(a, s, a->shadow ? a->shadow : a->base);
+    if (a->shadow) dkv_eachSpan(pages, (double)a->plan.size / 4, showSpan, a);
     dkv_poisonWorkspace(a);
 }
 
@@ -379,11 +445,33 @@ static void poisonRun(uint8_t *at, int64_t index, int64_t n, int64_t stride, voi
     }
 }
 
+typedef struct poison_loop {
+    const dkv_view *w;
+    uint8_t *base;
+    poison_arg span[DKV_SPANS];
+} poison_loop;
+
+static void poisonSpan(int64_t first, int64_t end, int span, void *arg) {
+    poison_loop *l = arg;
+    const dkv_view *w = l->w;
+    for (int64_t t = first; t < end; t++)
+        for (int64_t h = 0; h < w->heads; h++)
+            poisonRun(dkv_elementRow(w, l->base, t, h), (t * w->heads + h) * w->dim, w->dim, w->elt, &l->span[span]);
+}
+
 int64_t dkv_countPoison(const dkv_arena *a, dkv_tensor_id id, int64_t *first) {
     dkv_slot s = dkv_outputSlot(id);
     const dkv_view *w = &a->plan.view[s];
     poison_arg p = {a->pattern, w->elt, 0, 0};
-    if (w->present) eachRun(w, isLse(s), a->base, poisonRun, &p);
+    poison_loop l = {.w = w, .base = a->base};
+    if (w->present && isLse(s)) eachRun(w, true, a->base, poisonRun, &p);
+    for (int i = 0; i < DKV_SPANS; i++) l.span[i] = p;
+    if (w->present && !isLse(s))
+        dkv_eachSpan(w->rows, (double)w->rows * (double)(w->heads * w->dim), poisonSpan, &l);
+    for (int i = 0; i < DKV_SPANS && !isLse(s); i++) {
+        if (p.count == 0) p.first = l.span[i].first;
+        p.count += l.span[i].count;
+    }
     if (first) *first = p.first;
     return p.count;
 }
@@ -397,17 +485,101 @@ static void repaintRun(uint8_t *at, int64_t index, int64_t n, int64_t stride, vo
     for (int64_t i = 0; i < n; i++) memcpy(at + i * stride, &want, (size_t)p->elt);
 }
 
-/* Bytes of [from, to) that differ; first and last of them. */
-static int64_t countDiffering(const uint8_t *got, const uint8_t *want, int64_t from, int64_t to,
-                              int64_t *first, int64_t *last) {
-    int64_t n = 0;
-    if (to <= from || memcmp(got + from, want + from, (size_t)(to - from)) == 0) return 0;
-    for (int64_t i = from; i < to; i++)
+/* What cannot be compared was not seen to be whole. */
+static void noRoom(dkv_damage *d) { d->no_room = true; }
+
+typedef struct diff_loop {
+    const uint8_t *got, *want;
+    bool differs[DKV_SPANS];
+} diff_loop;
+
+static void diffSpan(int64_t first, int64_t end, int span, void *arg) {
+    diff_loop *l = arg;
+    l->differs[span] = end > first && memcmp(l->got + first, l->want + first, (size_t)(end - first)) != 0;
+}
+
+/* Bytes of [0, n) that differ; first and last of them. */
+static int64_t countDiffering(const uint8_t *got, const uint8_t *want, int64_t n, int64_t *first, int64_t *last) {
+    int64_t count = 0;
+    bool any = false;
+    diff_loop l = {.got = got, .want = want};
+    if (n <= 0) return 0;
+    dkv_eachSpan(n, (double)n / 4, diffSpan, &l);
+    for (int i = 0; i < DKV_SPANS; i++) any |= l.differs[i];
+    for (int64_t i = 0; i < n && any; i++)
         if (got[i] != want[i]) {
-            if (n++ == 0) *first = i;
+            if (count++ == 0) *first = i;
             *last = i;
         }
-    return n;
+    return count;
+}
+
+/* ---- what a block must hold, where there is no shadow ---- */
+
+/* Painted as a whole arena is: the pattern's bytes by the parity of the offset. */
+static void paintFrom(uint8_t *to, int64_t offset, int64_t bytes, uint16_t pattern) {
+    paint(to, bytes, offset & 1 ? (uint16_t)(pattern >> 8 | pattern << 8) : pattern);
+}
+
+typedef struct pattern_loop {
+    const uint8_t *got;
+    int64_t offset;
+    uint16_t pattern;
+    bool differs[DKV_SPANS];
+} pattern_loop;
+
+/* All eight bytes are those before them: one comparison. */
+static void patternSpan(int64_t first, int64_t end, int span, void *arg) {
+    pattern_loop *l = arg;
+    const int64_t n = end - first, head = n < 8 ? n : 8;
+    uint8_t want[8];
+    if (n <= 0) return;
+    paintFrom(want, l->offset + first, 8, l->pattern);
+    l->differs[span] = memcmp(l->got + first, want, (size_t)head) != 0 ||
+                       (n > 8 && memcmp(l->got + first, l->got + first + 8, (size_t)(n - 8)) != 0);
+}
+
+static bool isPainted(const dkv_arena *a, int i) {
+    const dkv_block_place *b = &a->plan.block[i];
+    pattern_loop l = {.got = a->base + b->offset, .offset = b->offset, .pattern = a->pattern};
+    bool any = false;
+    dkv_eachSpan(b->bytes, (double)b->bytes / 4, patternSpan, &l);
+    for (int k = 0; k < DKV_SPANS; k++) any |= l.differs[k];
+    return !any;
+}
+
+/* Elements alone, side by side: nothing between them. */
+static bool isDense(const dkv_arena *a, int i) {
+    int64_t bytes = 0;
+    for (int s = 0; s < DKV_SLOT_WORK; s++) {
+        const dkv_view *w = &a->plan.view[s];
+        if (w->present && w->block == i) bytes += w->rows * w->heads * w->dim * w->elt;
+    }
+    return bytes == a->plan.block[i].bytes;
+}
+
+/* Does an input's dense block hold what it was given? */
+static bool isAsGiven(const dkv_arena *a, int i) {
+    bool same = true;
+    for (int s = 0; s < DKV_SLOT_O; s++) {
+        expand_loop l = inputLoop(a, s, a->base);
+        if (!l.w->present || l.w->block != i || !l.from) continue;
+        l.compare = true;
+        dkv_eachSpan(l.w->rows, (double)l.w->rows * (double)(l.w->heads * l.w->dim), expandSpan, &l);
+        for (int k = 0; k < DKV_SPANS; k++) same &= !l.differs[k];
+    }
+    return same;
+}
+
+/* The block as it must be: the pattern, and inputs where they are. */
+static uint8_t *makeBlock(const dkv_arena *a, int i) {
+    const dkv_block_place *b = &a->plan.block[i];
+    uint8_t *want = malloc((size_t)b->bytes + 1);
+    if (!want) return NULL;
+    paintFrom(want, b->offset, b->bytes, a->pattern);
+    for (int s = 0; s < DKV_SLOT_O && b->role == DKV_ROLE_INPUT; s++)
+        if (a->plan.view[s].present && a->plan.view[s].block == i) writeInput(a, s, want - b->offset);
+    return want;
 }
 
 /* The gap before block i (or, for i = n_blocks, behind the last). */
@@ -415,30 +587,42 @@ static void checkGap(const dkv_arena *a, int i, dkv_damage *d) {
     const dkv_plan *p = &a->plan;
     int64_t from = i ? p->block[i - 1].offset + p->block[i - 1].bytes : 0;
     int64_t to = i < p->n_blocks ? p->block[i].offset : p->size, first = 0, last = 0;
-    int64_t n = countDiffering(a->base, a->shadow, from, to, &first, &last);
+    uint8_t *want = a->shadow ? NULL : malloc((size_t)(to - from) + 1);
+    if (want) paintFrom(want, from, to - from, a->pattern);
+    else if (!a->shadow) return noRoom(d);
+    int64_t n = countDiffering(a->base + from, want ? want : a->shadow + from, to - from, &first, &last);
+    free(want);
     if (n == 0) return;
-    bool after =
-        i > 0 && (i == p->n_blocks || first - from <= to - 1 - last); /* nearer to which neighbour? */
+    bool after = i > 0 && (i == p->n_blocks || first <= to - from - 1 - last); /* nearer to which neighbour? */
     const char *name = names[p->block[after ? i - 1 : i].slot];
     if (d->outside == 0)
         snprintf(d->outside_where, sizeof d->outside_where,
                  "%lld bytes written %s %s, the nearest %lld from its %s", (long long)n,
-                 after ? "after" : "before", name, (long long)(after ? first - from : to - 1 - last),
+                 after ? "after" : "before", name, (long long)(after ? first : to - from - 1 - last),
                  after ? "end" : "start");
     d->outside += n;
 }
 
 /* A block whose elements this launch may write: everything but they must still hold the poison. */
-static void checkSlack(const dkv_arena *a, int i, uint8_t *scratch, dkv_damage *d) {
+static void checkSlack(const dkv_arena *a, int i, dkv_damage *d) {
     const dkv_block_place *b = &a->plan.block[i];
     int64_t first = 0, last = 0;
+    if (isDense(a, i)) return;
+    uint8_t *scratch = malloc((size_t)b->bytes + 1), *want = a->shadow ? NULL : makeBlock(a, i);
+    if (!scratch || (!a->shadow && !want)) {
+        free(scratch);
+        free(want);
+        return noRoom(d);
+    }
     memcpy(scratch, a->base + b->offset, (size_t)b->bytes);
     for (int s = 0; s < DKV_N_SLOTS; s++) {
         const dkv_view *w = &a->plan.view[s];
         poison_arg p = {a->pattern, w->elt, 0, 0};
         if (w->present && w->block == i) everyRun(w, isLse(s), scratch - b->offset, repaintRun, &p);
     }
-    int64_t n = countDiffering(scratch, a->shadow + b->offset, 0, b->bytes, &first, &last);
+    int64_t n = countDiffering(scratch, want ? want : a->shadow + b->offset, b->bytes, &first, &last);
+    free(scratch);
+    free(want);
     if (n && d->outside == 0)
         snprintf(d->outside_where, sizeof d->outside_where,
                  "%lld bytes written between the rows of %s, the first at %lld", (long long)n, names[b->slot],
@@ -446,11 +630,24 @@ static void checkSlack(const dkv_arena *a, int i, uint8_t *scratch, dkv_damage *
     d->outside += n;
 }
 
-/* A block that this launch may only read. */
+/* Bytes of a block that this launch may only read that are not as they were. */
+static int64_t countChanged(const dkv_arena *a, int i, int64_t *first, dkv_damage *d) {
+    const dkv_block_place *b = &a->plan.block[i];
+    const uint8_t *got = a->base + b->offset;
+    int64_t last = 0;
+    if (a->shadow) return countDiffering(got, a->shadow + b->offset, b->bytes, first, &last);
+    if (a->kept[i]) return countDiffering(got, a->kept[i], b->bytes, first, &last);
+    if (b->role == DKV_ROLE_INPUT ? isDense(a, i) && isAsGiven(a, i) : isPainted(a, i)) return 0;
+    uint8_t *want = makeBlock(a, i);
+    if (!want) noRoom(d);
+    int64_t n = want ? countDiffering(got, want, b->bytes, first, &last) : 0;
+    free(want);
+    return n;
+}
+
 static void checkKept(const dkv_arena *a, int i, int backward, dkv_damage *d) {
     const dkv_block_place *b = &a->plan.block[i];
-    int64_t first = 0, last = 0,
-            n = countDiffering(a->base, a->shadow, b->offset, b->offset + b->bytes, &first, &last);
+    int64_t first = 0, n = countChanged(a, i, &first, d);
     bool input = b->role == DKV_ROLE_INPUT || (backward && b->role == DKV_ROLE_FORWARD);
     if (n == 0) return;
     char *where = input ? d->mutated_where : d->outside_where;
@@ -458,34 +655,49 @@ static void checkKept(const dkv_arena *a, int i, int backward, dkv_damage *d) {
     const char *name = names[b->slot];
     for (int s = 0; s < DKV_SLOT_WORK; s++) { /* a fused block: which slice? */
         const dkv_view *w = &a->plan.view[s];
-        int64_t in_row = (first - w->offset) / w->elt;
-        if (w->present && w->block == i && first >= w->offset &&
+        int64_t in_row = (first + b->offset - w->offset) / w->elt;
+        if (w->present && w->block == i && first + b->offset >= w->offset &&
             in_row % (w->row > 0 ? w->row : 1) < w->heads * w->dim)
             name = names[s];
     }
     if (*count == 0)
         snprintf(where, sizeof d->mutated_where, "%lld bytes of %s %s by %s, the first at byte %lld",
                  (long long)n, name, input ? "changed" : "written", backward ? "backward" : "forward",
-                 (long long)(first - b->offset));
+                 (long long)first);
     *count += n;
+}
+
+typedef struct keep_loop {
+    uint8_t *to;
+    const uint8_t *from;
+} keep_loop;
+
+static void keepSpan(int64_t first, int64_t end, int span, void *arg) {
+    const keep_loop *l = arg;
+    (void)span;
+    memcpy(l->to + first, l->from + first, (size_t)(end - first));
+}
+
+/* What forward left is an input of backward. */
+static void keepBlock(dkv_arena *a, int i, dkv_damage *d) {
+    const dkv_block_place *b = &a->plan.block[i];
+    if (!a->shadow && !a->kept[i]) a->kept[i] = malloc((size_t)b->bytes + 1);
+    keep_loop l = {a->shadow ? a->shadow + b->offset : a->kept[i], a->base + b->offset};
+    if (l.to) dkv_eachSpan(b->bytes, (double)b->bytes / 4, keepSpan, &l);
+    else noRoom(d);
 }
 
 void dkv_checkArena(dkv_arena *a, int backward, dkv_damage *d) {
     dkv_role written = backward ? DKV_ROLE_BACKWARD : DKV_ROLE_FORWARD;
-    int64_t most = 1;
-    for (int i = 0; i < a->plan.n_blocks; i++)
-        most = a->plan.block[i].bytes > most ? a->plan.block[i].bytes : most;
-    uint8_t *scratch = malloc((size_t)most);
     for (int i = 0; i <= a->plan.n_blocks; i++) checkGap(a, i, d);
     for (int i = 0; i < a->plan.n_blocks; i++) {
         const dkv_block_place *b = &a->plan.block[i];
         if (b->role == DKV_ROLE_WORK) continue;
         if ((dkv_role)b->role != written) checkKept(a, i, backward, d);
-        else if (scratch) checkSlack(a, i, scratch, d);
-        if (!backward && b->role == DKV_ROLE_FORWARD)
-            memcpy(a->shadow + b->offset, a->base + b->offset, (size_t)b->bytes);
+        else checkSlack(a, i, d);
+        if (!backward && b->role == DKV_ROLE_FORWARD && a->plan.view[DKV_SLOT_DQ].present) keepBlock(a, i, d);
     }
-    free(scratch);
+    if (backward) dropKept(a);
 }
 
 /* ---- the launch ---- */

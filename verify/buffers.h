@@ -63,15 +63,32 @@ typedef struct dkv_damage {
     int64_t outside, mutated; /* bytes changed outside the outputs; bytes of inputs changed */
     char outside_where[120],
         mutated_where[120]; /* in words: "40 bytes after O, the first 0 bytes from its end" */
+    bool no_room; /* there was no memory to compare with: nothing is known */
 } dkv_damage;
+
+/* How the rows of a replicated view are those of the packed one (layout.h). */
+typedef struct dkv_expansion {
+    const int64_t *q_source, *k_source; /* the packed row of each */
+    const uint8_t *q_own;               /* rows that carry dO and dLSE */
+    int64_t packed_tq;
+} dkv_expansion;
 
 typedef struct dkv_arena {
     dkv_plan plan;
     int fd;
     uint8_t *base;   /* shared */
-    uint8_t *shadow; /* private: what the arena must hold */
+    uint8_t *shadow; /* private: what the arena must hold; NULL: large, so that is worked out from the fields below */
     uint16_t pattern;
+    const dkv_inputs *in;        /* of the last dkv_fillArena, which must stay */
+    const dkv_expansion *expand; /* likewise */
+    uint8_t *kept[DKV_N_SLOTS];  /* by block: what forward left there, until backward was checked */
 } dkv_arena;
+
+#define DKV_ARENA_LARGE ((int64_t)1 << 30) /* bytes from which on there is no shadow */
+
+static inline uint8_t *dkv_elementRow(const dkv_view *w, uint8_t *base, int64_t t, int64_t h) {
+    return base + w->offset + (t * w->row + h * w->head) * w->elt;
+}
 
 /* Places everything. `v`: the problem as the kernel sees it (packed or replicated). `align`: bytes, what the
  * kernel needs and no more: addresses are odd multiples of it; `natural`: multiples of 256, as allocators
@@ -84,10 +101,11 @@ int dkv_planBuffers(const dualkv_problem *v, dkv_layout_kind layout, int32_t ali
  * that no kernel can know it. */
 uint16_t dkv_poisonPattern(uint32_t start, int i);
 
-int dkv_openArena(const dkv_plan *plan, dkv_arena *a, dkv_err *err);
+/* `shadow`: with a second copy of all that it must hold (of a large one, what must be there is compared with the inputs). */
+int dkv_openArena(const dkv_plan *plan, bool shadow, dkv_arena *a, dkv_err *err);
 void dkv_closeArena(dkv_arena *a);
-/* Poisons everything and writes the inputs. */
-void dkv_fillArena(dkv_arena *a, uint16_t pattern, const dkv_inputs *in);
+/* Poisons everything and writes the inputs: the view's own or, with `expand`, the packed ones (no shadow then). */
+void dkv_fillArena(dkv_arena *a, uint16_t pattern, const dkv_inputs *in, const dkv_expansion *expand);
 /* Poisons the workspace again: its contents are undefined at each launch. With a pattern of its own: an output that was
  * computed from it is not one that was never written. */
 void dkv_poisonWorkspace(dkv_arena *a);
@@ -101,6 +119,14 @@ void dkv_gatherOutputs(const dkv_arena *a, dualkv_dtype t, int backward, const d
 /* Elements of an output that still hold the poison; *first: index [row, head, dim] (LSE: [head, row]) of the
  * first. */
 int64_t dkv_countPoison(const dkv_arena *a, dkv_tensor_id id, int64_t *first);
+
+/* Outputs of a launch over expanded inputs, packed: O and LSE from each row that is its own, gradients summed over copies
+ * in order of rows. *bits: of all outputs as they are, copies too. */
+int dkv_sumOutputs(const dkv_arena *a, dualkv_dtype t, int backward, const dkv_layout *packed, const dkv_outputs *out,
+                   uint64_t *bits, dkv_err *err);
+/* The first element of O in a row that is a copy for which ok(value, packed index [row, head, dim]) is false: that index; -1. */
+typedef bool (*dkv_copy_fn)(double value, int64_t packed_index, void *arg);
+int64_t dkv_findCopy(const dkv_arena *a, dualkv_dtype t, dkv_copy_fn ok, void *arg, double *value);
 
 const char *dkv_slotName(dkv_slot s);
 dkv_slot dkv_outputSlot(dkv_tensor_id id);

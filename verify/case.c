@@ -85,7 +85,7 @@ static bool anyPoison(const dkv_run *r) {
 /* A repeat that shows nothing new: need not be kept. */
 static bool tellsNothing(const dkv_case *c, const dkv_run *r) {
     int64_t n, first;
-    return !r->damage.outside && !r->damage.mutated && r->launches[0] == c->run[0].launches[0] &&
+    return !r->damage.outside && !r->damage.mutated && r->bits == c->run[0].bits && r->launches[0] == c->run[0].launches[0] &&
            r->launches[1] == c->run[0].launches[1] &&
            dkv_firstDifference(c, &c->run[0], r, &n, &first) < 0;
 }
@@ -128,6 +128,25 @@ static bool concludeOutcome(dkv_case *c, dkv_outcome o) {
 }
 
 /* ---- the oracle ---- */
+
+/* What the oracle is asked about: what the kernel saw; the packed problem where its outputs were summed (side.h). */
+typedef struct subject {
+    const dkv_problem *p;
+    const dkv_layout *l;
+    const dkv_inputs *in;
+    dualkv_arithmetic a;
+    const dkv_outputs *own; /* what the kernel gave, shaped for l */
+} subject;
+
+static int subjectOf(const dkv_case *c, const dualkv_arithmetic *a, subject *x, dkv_err *err) {
+    const dkv_side *s = &c->kernel;
+    *x = (subject){s->p, s->l, s->in, *a, &c->run[c->judged_run].out};
+    if (!s->summed) return 0;
+    x->p = c->p;
+    x->l = &c->packed;
+    x->in = &c->in;
+    return dkv_sumCopies(a, &x->a, err);
+}
 
 /* A sum with an unclaimed term claims nothing: as NaN while bounds are added, back where the truth is finite.
  */
@@ -200,7 +219,7 @@ static int packOracle(dkv_case *c, dkv_err *err) {
 /* An O or LSE that the kernel does not give, but used: the truth stands for it in the backward's twin. */
 static void standIn(const dkv_case *c, const dkv_oracle *o, const dkv_outputs *own) {
     int64_t n[DKV_N_OUTPUTS];
-    dkv_countOutputs(c->kernel.l, n);
+    dkv_countOutputs(dkv_runLayout(&c->kernel), n);
     for (int id = DKV_O; id <= DKV_LSE; id++)
         if (isAbsent(c, id))
             memcpy(dkv_outputAt(own, (dkv_tensor_id)id), dkv_outputAt(&o->truth, (dkv_tensor_id)id),
@@ -216,53 +235,45 @@ static void dropOracle(dkv_case *c) {
 }
 
 /* Where the truth stands in for what the kernel did not write, it must be there before the twin. */
-static int askInTurn(dkv_case *c, const dualkv_arithmetic *a, bool twin, const dkv_ref_options *ref, dkv_oracle *o,
-                     dkv_err *err) {
-    const dkv_side *s = &c->kernel;
-    const dkv_outputs *own = &c->run[c->judged_run].out;
-    int rc = dkv_oracleBound(s->p, s->l, s->in, a, ref, o, err);
+static int askInTurn(dkv_case *c, const subject *x, bool twin, const dkv_ref_options *ref, dkv_oracle *o, dkv_err *err) {
+    int rc = dkv_oracleBound(x->p, x->l, x->in, &x->a, ref, o, err);
     if (rc || !twin) return rc;
-    standIn(c, o, own);
-    return dkv_oracleTwin(s->p, s->l, s->in, a, ref, own->o, own->lse, o, err);
+    standIn(c, o, x->own);
+    return dkv_oracleTwin(x->p, x->l, x->in, &x->a, ref, x->own->o, x->own->lse, o, err);
 }
 
-static int askCpu(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
-    const dkv_side *s = &c->kernel;
-    const dkv_outputs *own = &c->run[c->judged_run].out;
+static int askCpu(dkv_case *c, const subject *x, bool twin, dkv_err *err) {
+    const bool spread = dkv_isSpread(&c->kernel);
     const bool both = c->options->remote && c->options->remote->mode == DKV_ORACLE_BOTH;
     const dkv_ref_options ref = {.threads = c->options->threads,
                                  .exact_products = both, /* as on the device */
                                  .lse_stands_in = isAbsent(c, DKV_LSE)};
-    dkv_oracle *o = s->d.replicated ? &c->rep_oracle : &c->oracle;
+    dkv_oracle *o = spread ? &c->rep_oracle : &c->oracle;
     int rc = 0;
     if (!c->has_oracle) {
         rc = dkv_allocOracle(&c->packed, &c->oracle, err);
         c->has_oracle = !rc;
-        if (!rc && s->d.replicated) {
-            rc = dkv_allocOracle(s->l, &c->rep_oracle, err);
+        if (!rc && spread) {
+            rc = dkv_allocOracle(x->l, &c->rep_oracle, err);
             c->has_rep_oracle = !rc;
         }
     }
     if (!rc && twin && !isAbsent(c, DKV_O) && !isAbsent(c, DKV_LSE))
-        rc = dkv_oracleAll(s->p, s->l, s->in, a, &ref, own->o, own->lse, o, err);
-    else if (!rc) rc = askInTurn(c, a, twin, &ref, o, err);
-    if (!rc && s->d.replicated) rc = dkv_refBlocked(c->p, &c->packed, &c->in, &ref, &c->oracle.truth, err);
+        rc = dkv_oracleAll(x->p, x->l, x->in, &x->a, &ref, x->own->o, x->own->lse, o, err);
+    else if (!rc) rc = askInTurn(c, x, twin, &ref, o, err);
+    if (!rc && spread) rc = dkv_refBlocked(c->p, &c->packed, &c->in, &ref, &c->oracle.truth, err);
     return rc;
 }
 
-static int ask(dkv_case *c, dkv_question q, const dualkv_arithmetic *a, bool packed, dkv_remote_oracle *out,
-               dkv_err *err) {
-    const dkv_side *s = &c->kernel;
-    const dkv_outputs *own = &c->run[c->judged_run].out;
+static int ask(dkv_case *c, dkv_question q, const subject *x, dkv_remote_oracle *out, dkv_err *err) {
     int rc = 0;
     if (q == DKV_ASK_TWIN && (isAbsent(c, DKV_O) || isAbsent(c, DKV_LSE))) {
-        rc = ask(c, DKV_ASK_TRUTH, a, packed, out, err);
-        if (!rc) standIn(c, &out->oracle, own);
+        rc = ask(c, DKV_ASK_TRUTH, x, out, err);
+        if (!rc) standIn(c, &out->oracle, x->own);
         dkv_freeRemoteOracle(out);
     }
     if (!rc)
-        rc = dkv_askRemote(c->options->remote, q, packed ? c->p : s->p, packed ? &c->packed : s->l,
-                           packed ? &c->in : s->in, a, own->o, own->lse, out, err);
+        rc = dkv_askRemote(c->options->remote, q, x->p, x->l, x->in, &x->a, x->own->o, x->own->lse, out, err);
     c->result->oracle.device_seconds += out->seconds;
     c->result->oracle.flops += out->flops;
     return rc;
@@ -281,33 +292,33 @@ static int takeTruth(dkv_case *c, const dkv_outputs *from, dkv_err *err) {
     return rc;
 }
 
-static int askDevice(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
+static int askDevice(dkv_case *c, const subject *x, bool twin, dkv_err *err) {
     const dkv_question q = twin ? DKV_ASK_TWIN : DKV_ASK_BOUND;
+    const subject packed = {c->p, &c->packed, &c->in, x->a, x->own}; /* asked for the truth alone */
     dkv_remote_oracle truth = {0};
     dropOracle(c);
-    if (!c->kernel.d.replicated) {
-        int rc = ask(c, q, a, true, &c->remote, err);
+    if (!dkv_isSpread(&c->kernel)) {
+        int rc = ask(c, q, x, &c->remote, err);
         c->oracle = c->remote.oracle;
         c->has_oracle = !rc;
         return rc;
     }
-    int rc = ask(c, q, a, false, &c->rep_remote, err);
+    int rc = ask(c, q, x, &c->rep_remote, err);
     c->rep_oracle = c->rep_remote.oracle;
     c->has_rep_oracle = !rc;
-    if (!rc) rc = ask(c, DKV_ASK_TRUTH, a, true, &truth, err);
+    if (!rc) rc = ask(c, DKV_ASK_TRUTH, &packed, &truth, err);
     if (!rc) rc = takeTruth(c, &truth.oracle.truth, err);
     dkv_freeRemoteOracle(&truth);
     return rc;
 }
 
 /* The device must agree with the CPU on what the kernel sees. */
-static int askToo(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_err *err) {
-    const dkv_side *s = &c->kernel;
+static int askToo(dkv_case *c, const subject *x, bool twin, dkv_err *err) {
     dkv_remote_oracle device = {0};
-    int rc = ask(c, twin ? DKV_ASK_TWIN : DKV_ASK_BOUND, a, false, &device, err);
+    int rc = ask(c, twin ? DKV_ASK_TWIN : DKV_ASK_BOUND, x, &device, err);
     if (!rc)
-        rc = dkv_compareOracles(s->p, s->l, s->in, a, twin, c->options->threads,
-                                s->d.replicated ? &c->rep_oracle : &c->oracle, &device.oracle, err);
+        rc = dkv_compareOracles(x->p, x->l, x->in, &x->a, twin, c->options->threads,
+                                dkv_isSpread(&c->kernel) ? &c->rep_oracle : &c->oracle, &device.oracle, err);
     dkv_freeRemoteOracle(&device);
     return rc;
 }
@@ -317,30 +328,34 @@ int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_er
     const dkv_remote *r = c->options->remote;
     const double start = dkv_now();
     const bool both = r && r->mode == DKV_ORACLE_BOTH;
-    bool device = !both && dkv_wantsRemote(r, c->kernel.p, c->kernel.d.memory == DUALKV_CUDA, c->options->threads);
-    int rc = device ? askDevice(c, a, twin, err) : 0;
-    if (rc == DKV_EREFUSED && r->mode == DKV_ORACLE_AUTO) { /* our own choice: the CPU can do it, too */
+    subject x;
+    int rc = subjectOf(c, a, &x, err);
+    bool device = !both && dkv_wantsRemote(r, x.p, c->kernel.d.memory == DUALKV_CUDA, c->options->threads);
+    if (!rc && device) rc = askDevice(c, &x, twin, err);
+    if (rc == DKV_EREFUSED && device && r->mode == DKV_ORACLE_AUTO) { /* our own choice: the CPU can do it, too */
         snprintf(use->note, sizeof use->note, "%.319s", err->text);
         dropOracle(c);
         device = false;
         rc = 0;
     }
-    if (!rc && !device) rc = askCpu(c, a, twin, err);
-    if (!rc && both) rc = askToo(c, a, twin, err);
-    if (!rc && c->kernel.d.replicated) rc = packOracle(c, err);
+    if (!rc && !device) rc = askCpu(c, &x, twin, err);
+    if (!rc && both) rc = askToo(c, &x, twin, err);
+    if (!rc && dkv_isSpread(&c->kernel)) rc = packOracle(c, err);
     use->by = both ? DKV_ORACLE_BOTH : device ? DKV_ORACLE_CUDA : DKV_ORACLE_CPU;
     use->seconds += dkv_now() - start;
     return rc;
 }
 
 int dkv_consultTwin(dkv_case *c, const dualkv_arithmetic *a, bool forward, dkv_err *err) {
-    const dkv_side *s = &c->kernel;
-    const dkv_outputs *own = &c->run[c->judged_run].out;
     const dkv_ref_options ref = {.threads = c->options->threads, .lse_stands_in = isAbsent(c, DKV_LSE)};
-    dkv_inputs in = *s->in;
+    const bool spread = dkv_isSpread(&c->kernel);
+    subject x;
+    int rc = subjectOf(c, a, &x, err);
+    dkv_inputs in = *x.in;
     if (forward) in.d_o = NULL, in.d_lse = NULL;
-    int rc = dkv_oracleTwin(s->p, s->l, &in, a, &ref, own->o, own->lse, s->d.replicated ? &c->rep_oracle : &c->oracle, err);
-    return rc || !s->d.replicated ? rc : packOracle(c, err);
+    if (!rc)
+        rc = dkv_oracleTwin(x.p, x.l, &in, &x.a, &ref, x.own->o, x.own->lse, spread ? &c->rep_oracle : &c->oracle, err);
+    return rc || !spread ? rc : packOracle(c, err);
 }
 
 static int judgeAll(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
@@ -419,8 +434,8 @@ static int judgeUndeclared(dkv_case *c, dkv_err *err) {
 static void nameBits(const dkv_case *c, char out[17]) {
     const dkv_outputs *got = &c->run[c->judged_run].out;
     int64_t n[DKV_N_OUTPUTS];
-    uint64_t h = 0, word;
-    dkv_countOutputs(c->kernel.l, n);
+    uint64_t h = c->run[c->judged_run].bits, word;
+    dkv_countOutputs(dkv_runLayout(&c->kernel), n);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
         const double *x = dkv_outputAt(got, (dkv_tensor_id)id);
         if (!x || isAbsent(c, id)) continue;
@@ -549,7 +564,7 @@ static void runStages(dkv_case *c, dkv_worker *w) {
 }
 
 void dkv_freeCase(dkv_case *c) {
-    if (c->has_got && c->kernel.d.replicated) dkv_freeOutputs(&c->got);
+    if (c->has_got) dkv_freePacked(&c->kernel, &c->got);
     dropOracle(c);
     for (int i = 0; i < c->n_runs; i++) dkv_freeRun(&c->run[i]);
     dkv_closeSide(&c->kernel);

@@ -41,7 +41,7 @@ void dkv_checkFuture(dkv_case *c, dkv_finding *f) {
     }
     dkv_judgeTally(c, &t, DKV_ST_LEAKED, "with later tokens changed", "later tokens", f);
 done:
-    if (side.d.replicated) dkv_freeOutputs(&packed);
+    dkv_freePacked(&side, &packed);
     dkv_freeRun(&run);
     dkv_closeSide(&side);
     dkv_freeInputs(&in);

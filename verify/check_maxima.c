@@ -33,7 +33,7 @@ void dkv_checkMaxima(dkv_case *c, dkv_finding *f) {
     if (run.damage.outside && f->state != DKV_CHECK_DEFECT)
         dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_OUT_OF_BOUNDS, "with %s: %.120s", what, run.damage.outside_where);
 done:
-    if (side.d.replicated) dkv_freeOutputs(&packed);
+    dkv_freePacked(&side, &packed);
     dkv_freeRun(&run);
     dkv_closeSide(&side);
 }

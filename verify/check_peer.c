@@ -46,7 +46,7 @@ void dkv_checkPeer(dkv_case *c, dkv_finding *f) {
     }
     if (at) f->state = DKV_CHECK_NOTE;
 done:
-    if (side.d.replicated) dkv_freeOutputs(&packed);
+    dkv_freePacked(&side, &packed);
     dkv_freeRun(&run);
     dkv_closeSide(&side);
 }

@@ -42,10 +42,11 @@ static void moveVectors(const moves *m, const void *from, void *to, int64_t rows
 }
 
 static int moveInputs(const dkv_side *s, const moves *m, dkv_inputs *out, dkv_err *err) {
-    const dualkv_problem *v = &s->l->view;
+    const dkv_layout *l = dkv_runLayout(s); /* s->in is shaped for it */
+    const dualkv_problem *v = &l->view;
     const dkv_inputs *in = s->in;
     size_t elt = dkv_dtypeSize((dualkv_dtype)v->dtype);
-    int rc = dkv_allocInputs(s->l, out, err);
+    int rc = dkv_allocInputs(l, out, err);
     if (rc) return rc;
     moveVectors(m, in->q, out->q, v->tq, false, v->dqk, elt);
     moveVectors(m, in->k, out->k, v->tk, true, v->dqk, elt);
@@ -91,7 +92,6 @@ static bool runAgain(dkv_case *c, const moves *m, int index, const char *what, d
     dkv_outputs packed = {0};
     dkv_err err = {0};
     dkv_tally t = {0};
-    bool replicated = c->kernel.d.replicated;
     dkv_outcome o = dkv_runSide(&c->kernel, index, &run);
     if (!dkv_cameThrough(c, o, what, f)) goto done;
     if (dkv_packRun(&c->kernel, &c->packed, &run.out, &packed, &err)) {
@@ -105,7 +105,7 @@ static bool runAgain(dkv_case *c, const moves *m, int index, const char *what, d
     if (f->state != DKV_CHECK_DEFECT && run.damage.mutated)
         dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_INPUT_MUTATED, "with %s: %.120s", what, run.damage.mutated_where);
 done:
-    if (replicated) dkv_freeOutputs(&packed);
+    dkv_freePacked(&c->kernel, &packed);
     dkv_freeRun(&run);
     return f->state != DKV_CHECK_DEFECT;
 }

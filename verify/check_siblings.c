@@ -87,6 +87,20 @@ static void judgeTally(const dkv_case *c, const dkv_outputs *got, const tally *t
     }
 }
 
+/* Runs the kernel on other inputs: in buffers of their own or, where these are large, in those of the case, whose outputs
+ * have been taken. */
+static dkv_outcome runOther(dkv_case *c, const dkv_inputs *in, dkv_side *side, dkv_run *run) {
+    const dkv_inputs *own = c->kernel.in;
+    if (!c->kernel.summed && (c->kernel.d.replicated || c->kernel.arena.shadow)) {
+        dkv_outcome o = dkv_openSide(side, c->kernel.w, c->p, c->line, &c->packed, in);
+        return o == DKV_W_OK ? dkv_runSide(side, DKV_RUNS_MAX, run) : o;
+    }
+    c->kernel.in = in;
+    dkv_outcome o = dkv_runSide(&c->kernel, DKV_RUNS_MAX, run);
+    c->kernel.in = own;
+    return o;
+}
+
 void dkv_checkSiblings(dkv_case *c, dkv_finding *f) {
     bool *watched = calloc((size_t)c->p->n_nodes + 1, sizeof *watched);
     dkv_inputs in = {0};
@@ -103,17 +117,16 @@ void dkv_checkSiblings(dkv_case *c, dkv_finding *f) {
         goto done;
     }
     changeOthers(c, watched, &in);
-    dkv_outcome o = dkv_openSide(&side, c->kernel.w, c->p, c->line, &c->packed, &in);
-    if (o == DKV_W_OK) o = dkv_runSide(&side, DKV_RUNS_MAX, &run);
+    dkv_outcome o = runOther(c, &in, &side, &run);
     if (!dkv_cameThrough(c, o, "other branches' inputs changed", f)) goto done;
-    if (dkv_packRun(&side, &c->packed, &run.out, &packed, &err)) {
+    if (dkv_packRun(side.w ? &side : &c->kernel, &c->packed, &run.out, &packed, &err)) {
         dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_HARNESS_ERROR, "%.300s", err.text);
         goto done;
     }
     compareBranch(c, &packed, watched, leaf, &t);
     judgeTally(c, &packed, &t, f);
 done:
-    if (side.d.replicated) dkv_freeOutputs(&packed);
+    dkv_freePacked(&side, &packed);
     dkv_freeRun(&run);
     dkv_closeSide(&side);
     dkv_freeInputs(&in);

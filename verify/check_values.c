@@ -124,9 +124,31 @@ void dkv_checkLean(dkv_case *c, dkv_finding *f) {
     if (first) dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_BIASED, "%s%s", why, others);
 }
 
+typedef struct allowed {
+    const double *truth, *bound;
+} allowed;
+
+static bool isWithin(double got, int64_t at, void *arg) {
+    const allowed *a = arg;
+    return fabs(got - a->truth[at]) <= a->bound[at] || a->bound[at] == DKV_UNCLAIMED || isnan(a->truth[at]);
+}
+
+/* The same where they are in the arena alone, which still holds the last run. */
+static void checkSummed(dkv_case *c, dkv_finding *f) {
+    allowed a = {c->oracle.truth.o, c->oracle.bound.o};
+    double got = 0;
+    dkv_findNothing(f);
+    const int64_t at = dkv_findCopy(&c->kernel.arena, c->p->dtype, isWithin, &a, &got);
+    if (at < 0) return;
+    char where[160];
+    dkv_nameElement(&c->packed, DKV_O, at, where, sizeof where);
+    dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_FAILED, "a copy of O at %s is %.9g instead of %.9g", where, got, a.truth[at]);
+}
+
 /* Copies of a shared row in the replicated outputs: each against the truth, at the bound. */
 void dkv_checkCopies(dkv_case *c, dkv_finding *f) {
     const dkv_side *s = &c->kernel;
+    if (s->summed && c->has_oracle) return checkSummed(c, f);
     if (!s->d.replicated || !c->has_rep_oracle) return;
     const dkv_outputs *got = &c->run[c->judged_run].out, *truth = &c->rep_oracle.truth,
                       *bound = &c->rep_oracle.bound;

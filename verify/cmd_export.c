@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -162,6 +163,7 @@ static int exportLine(job *j, const char *line, long number, dkv_err *err) {
 static int readOptions(const dkv_cli *cli, job *j, dkv_err *err) {
     static const char *const layouts[] = {"packed", "replicated"};
     *j = (job){.cli = cli};
+    dkv_summedFrom = INFINITY; /* a file holds every copy */
     if (!cli->out) return dkv_fail(err, DKV_EUSER, "--out: where to? (a folder, or FILE" DKV_CASE_ENDING ")");
     if (!cli->n_words) return dkv_fail(err, DKV_EUSER, "export: which lines?");
     j->one_file = endsAsFile(cli->out);

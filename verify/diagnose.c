@@ -103,7 +103,7 @@ static void repeatRuns(dkv_diag *d) {
             dkv_packRun(&c->kernel, &c->packed, &c->run[i].out, &packed, &err))
             continue;
         compareRun(d, &packed, &vary);
-        if (c->kernel.d.replicated) dkv_freeOutputs(&packed);
+        dkv_freePacked(&c->kernel, &packed);
     }
     for (int i = 0; i < d->o->repeats && dkv_hasTime(d, 0.2); i++) {
         dkv_run run = {0};
@@ -111,7 +111,7 @@ static void repeatRuns(dkv_diag *d) {
         dkv_outcome o = dkv_runSide(&c->kernel, DKV_RUNS_MAX + 1 + i, &run);
         if (o == DKV_W_OK && !dkv_packRun(&c->kernel, &c->packed, &run.out, &packed, &err)) {
             compareRun(d, &packed, &vary);
-            if (c->kernel.d.replicated) dkv_freeOutputs(&packed);
+            dkv_freePacked(&c->kernel, &packed);
         }
         dkv_freeRun(&run);
         if (o != DKV_W_OK) break;

@@ -111,7 +111,7 @@ int dkv_openEmulator(dkv_inquiry *q, dkv_err *err) {
     if (!rc)
         rc = dkv_planBuffers(&e->l->view, in->p->layout, e->table->alignment, natural, 0,
                              in->p->grad ? e->table->workspace(NULL, &e->l->view, 1) : 0, &plan, err);
-    if (!rc) rc = dkv_openArena(&plan, &e->arena, err);
+    if (!rc) rc = dkv_openArena(&plan, true, &e->arena, err);
     e->has_arena = !rc;
     return rc;
 }
@@ -174,8 +174,8 @@ static int runBetween(const dkv_inquiry *q, void *self, dkv_err *err) {
     if (!rc)
         rc = dkv_planBuffers(&l.view, p.layout, e->table->alignment, true, 0,
                              p.grad ? e->table->workspace(NULL, &l.view, 1) : 0, &plan, err);
-    if (!rc && !(rc = dkv_openArena(&plan, &arena, err))) {
-        dkv_fillArena(&arena, dkv_poisonPattern(0, 0), &in);
+    if (!rc && !(rc = dkv_openArena(&plan, true, &arena, err))) {
+        dkv_fillArena(&arena, dkv_poisonPattern(0, 0), &in, NULL);
         for (int backward = 0; backward <= (p.grad ? 1 : 0); backward++) {
             dkv_makeLaunch(&arena.plan, arena.base, &l.view, backward, &launch_other);
             (backward ? e->table->backward : e->table->forward)(self, &launch_other, why, sizeof why);
@@ -193,7 +193,7 @@ static int runOnce(dkv_inquiry *q, void *self, const dkv_inputs *in, bool own, d
     struct dkv_emulator *e = q->emu;
     const dkv_outputs *to = q->in->replicated ? &e->rep_out : &out->out;
     memset(&out->damage, 0, sizeof out->damage);
-    dkv_fillArena(&e->arena, dkv_poisonPattern(0, 0), in);
+    dkv_fillArena(&e->arena, dkv_poisonPattern(0, 0), in, NULL);
     for (int backward = 0; backward <= (q->in->p->grad ? 1 : 0); backward++) {
         if (backward && own) putOwn(e);
         if (backward) dkv_poisonWorkspace(&e->arena);

@@ -13,23 +13,41 @@ static dkv_outcome harness(dkv_side *s, const dkv_err *err) {
     return DKV_W_HARNESS;
 }
 
+double dkv_summedFrom = 0x1p28;
+
+bool dkv_isSummed(const dkv_problem *p) {
+    double rows = 0;
+    for (int32_t i = 0; i < p->n_nodes; i++)
+        if (!p->nodes[i].key_only && p->nodes[i].len) rows += (double)(p->nodes[i].context + p->nodes[i].len);
+    return p->dtype != DUALKV_FP32 && rows * (p->hq + (p->grad ? p->hkv : 0)) * (p->dqk + p->dv) > dkv_summedFrom;
+}
+
+bool dkv_isSpread(const dkv_side *s) { return s->d.replicated && !s->summed; }
+const dkv_layout *dkv_runLayout(const dkv_side *s) { return s->summed ? s->packed : s->l; }
+
 /* The replicated problem, its inputs and the expansion. */
 static int replicate(dkv_side *s, const dkv_problem *p, const dkv_layout *packed, const dkv_inputs *in,
                      dkv_err *err) {
     int rc = dkv_makeReplicated(p, packed, &s->rep_layout, &s->q_source, &s->k_source, &s->q_own, err);
     if (!rc) rc = dkv_problemOfView(&s->rep_layout.view, &s->rep, err);
-    if (!rc)
+    s->summed = dkv_isSummed(p);
+    s->expand = (dkv_expansion){s->q_source, s->k_source, s->q_own, packed->view.tq};
+    if (!rc && !s->summed)
         rc = dkv_replicateInputs(packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, in, &s->rep_in,
                                  err);
     s->p = &s->rep;
     s->l = &s->rep_layout;
-    s->in = &s->rep_in;
+    if (!s->summed) s->in = &s->rep_in;
     return rc;
 }
 
-/* The problem was seen to fit before; a kernel's workspace is known only now. The arena has a shadow. */
-static int checkRoom(const dkv_plan *plan, dkv_err *err) {
-    const double gib = 1024.0 * 1024 * 1024, need = 2.0 * (double)plan->size / gib;
+static bool hasShadow(const dkv_side *s, const dkv_plan *plan) {
+    return !s->summed && plan->size < DKV_ARENA_LARGE;
+}
+
+/* The problem was seen to fit before; a kernel's workspace is known only now. */
+static int checkRoom(const dkv_side *s, const dkv_plan *plan, dkv_err *err) {
+    const double gib = 1024.0 * 1024 * 1024, need = (hasShadow(s, plan) ? 2.0 : 1.0) * (double)plan->size / gib;
     if (need < 1) return 0;
     const double room = dkv_availableMemory() / gib;
     if (need <= room) return 0;
@@ -44,7 +62,7 @@ dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const
     memset(s, 0, sizeof *s);
     s->w = w;
     s->p = p;
-    s->l = packed;
+    s->l = s->packed = packed;
     s->in = in;
     dkv_outcome o = dkv_describeCase(w, line, &s->d);
     if (o != DKV_W_OK || s->d.refused) return o;
@@ -62,8 +80,8 @@ dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const
         snprintf(s->d.reason, sizeof s->d.reason, "%.390s", err.text);
         return DKV_W_OK;
     }
-    if (!rc) rc = checkRoom(&plan, &err);
-    if (rc || dkv_openArena(&plan, &s->arena, &err)) return harness(s, &err);
+    if (!rc) rc = checkRoom(s, &plan, &err);
+    if (rc || dkv_openArena(&plan, hasShadow(s, &plan), &s->arena, &err)) return harness(s, &err);
     s->has_arena = true;
     if (getrandom(&s->poison, sizeof s->poison, 0) < 0) s->poison = (uint32_t)(uintptr_t)s->arena.base >> 12;
     return DKV_W_OK;
@@ -87,15 +105,21 @@ void dkv_freeRun(dkv_run *r) { dkv_freeOutputs(&r->out); }
 dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out) {
     dkv_err err = {0};
     memset(out, 0, sizeof *out);
-    if (dkv_allocOutputs(s->l, &out->out, &err)) return harness(s, &err);
-    dkv_fillArena(&s->arena, dkv_poisonPattern(s->poison, index), s->in);
+    if (dkv_allocOutputs(dkv_runLayout(s), &out->out, &err)) return harness(s, &err);
+    dkv_fillArena(&s->arena, dkv_poisonPattern(s->poison, index), s->in, s->summed ? &s->expand : NULL);
     for (int backward = 0; backward <= (s->p->grad ? 1 : 0); backward++) {
         if (backward) dkv_poisonWorkspace(&s->arena);
         dkv_outcome o = dkv_launchCase(s->w, &s->arena, backward, &out->seconds[backward],
                                        &out->launches[backward], &out->peak);
         if (o != DKV_W_OK) return o;
         dkv_checkArena(&s->arena, backward, &out->damage);
-        dkv_gatherOutputs(&s->arena, s->p->dtype, backward, &out->out);
+        if (out->damage.no_room) {
+            dkv_fail(&err, DKV_EHARNESS, "out of memory to compare the kernel's buffers with what they held");
+            return harness(s, &err);
+        }
+        if (!s->summed) dkv_gatherOutputs(&s->arena, s->p->dtype, backward, &out->out);
+        else if (dkv_sumOutputs(&s->arena, s->p->dtype, backward, s->packed, &out->out, &out->bits, &err))
+            return harness(s, &err);
         for (int id = 0; id < DKV_N_OUTPUTS; id++)
             if ((id >= DKV_DQ) == (backward == 1) && !(s->d.absent & 1 << id))
                 out->poison[id] = dkv_countPoison(&s->arena, (dkv_tensor_id)id, &out->first[id]);
@@ -106,11 +130,16 @@ dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out) {
 
 int dkv_packRun(const dkv_side *s, const dkv_layout *packed, const dkv_outputs *from, dkv_outputs *to,
                 dkv_err *err) {
-    if (!s->d.replicated) {
+    if (!dkv_isSpread(s)) {
         *to = *from;
         return 0;
     }
     int rc = dkv_allocOutputs(packed, to, err);
     if (!rc) rc = dkv_packOutputs(packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, from, to, err);
     return rc;
+}
+
+void dkv_freePacked(const dkv_side *s, dkv_outputs *packed) {
+    if (dkv_isSpread(s)) dkv_freeOutputs(packed);
+    memset(packed, 0, sizeof *packed);
 }

@@ -7,7 +7,8 @@
 #include "worker.h"
 
 typedef struct dkv_run {
-    dkv_outputs out; /* shaped for the kernel's view */
+    dkv_outputs out; /* shaped for the kernel's view; of a summed side packed */
+    uint64_t bits;   /* of a summed side: of all that the kernel gave, copies too */
     double seconds[2];
     int64_t launches[2], peak;
     dkv_damage damage;
@@ -27,10 +28,19 @@ typedef struct dkv_side {
     dkv_inputs rep_in;
     int64_t *q_source, *k_source;
     uint8_t *q_own;
+    /* A replicated problem too large to be held twice: `in` are the packed inputs, which are spread in the arena, and what
+     * the kernel gives is summed there; the oracle is that of the packed problem, with sums over copies (partials.h). */
+    bool summed;
+    const dkv_layout *packed;
+    dkv_expansion expand;
     dkv_arena arena;
     bool has_arena;
     uint32_t poison; /* where its patterns begin */
 } dkv_side;
+
+/* Elements of the replicated outputs from which on a side is summed (16-bit ones; fp32 copies' roundings have no twin). */
+extern double dkv_summedFrom;
+bool dkv_isSummed(const dkv_problem *p);
 
 /* Asks the kernel about the problem (canonical `line`; `packed`, `in`: its layout and inputs, borrowed) and,
  * unless it is refused (s->d.refused), prepares view and buffers. An outcome that is not OK has its words in
@@ -44,9 +54,13 @@ void dkv_closeSide(dkv_side *s);
 dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out);
 void dkv_freeRun(dkv_run *r);
 
-/* The run's outputs packed (for a packed kernel: the same arrays, not owned; else allocated:
- * dkv_freeOutputs). */
+/* The run's outputs packed (for a packed kernel, or a summed side: the same arrays; else its own). */
 int dkv_packRun(const dkv_side *s, const dkv_layout *packed, const dkv_outputs *from, dkv_outputs *to,
                 dkv_err *err);
+void dkv_freePacked(const dkv_side *s, dkv_outputs *packed);
+/* Are copies' outputs kept, row by row? */
+bool dkv_isSpread(const dkv_side *s);
+/* The layout of dkv_run.out. */
+const dkv_layout *dkv_runLayout(const dkv_side *s);
 
 #endif

@@ -22,6 +22,8 @@ static const char *const lines[] = {
 };
 enum { N_LINES = sizeof lines / sizeof lines[0] };
 
+static bool shadowed = true; /* arenas of the fixtures */
+
 typedef struct fixture {
     dkv_problem p;
     dkv_layout l;
@@ -36,7 +38,7 @@ static void setUp(fixture *f, const char *line, dkv_layout_kind layout, int32_t 
     if (dkv_parseProblem(line, NULL, &f->p, &err) || dkv_makeLayout(&f->p, &f->l, &err) ||
         dkv_allocInputs(&f->l, &f->in, &err) ||
         dkv_planBuffers(&f->l.view, layout, align, false, work, 2 * work, &f->plan, &err) ||
-        dkv_openArena(&f->plan, &f->arena, &err))
+        dkv_openArena(&f->plan, shadowed, &f->arena, &err))
         fail_msg("%s: %s", line, err.text);
     const dualkv_problem *v = &f->l.view;
     size_t e = dkv_dtypeSize(f->p.dtype);
@@ -44,7 +46,7 @@ static void setUp(fixture *f, const char *line, dkv_layout_kind layout, int32_t 
     memset(f->in.k, 2, (size_t)(v->tk * v->hkv * v->dqk) * e);
     memset(f->in.v, 3, (size_t)(v->tk * v->hkv * v->dv) * e);
     if (f->in.d_o) memset(f->in.d_o, 4, (size_t)(v->tq * v->hq * v->dv) * e);
-    dkv_fillArena(&f->arena, dkv_poisonPattern(0, 0), &f->in);
+    dkv_fillArena(&f->arena, dkv_poisonPattern(0, 0), &f->in, NULL);
 }
 
 static void tearDown(fixture *f) {
@@ -79,7 +81,7 @@ static void writeOutputs(fixture *f, int backward, dkv_outputs *want) {
 }
 
 static void elements_are_where_the_strides_say(void **state) {
-    (void)state;
+    shadowed = *state == NULL;
     for (int i = 0; i < N_LINES; i++)
         for (int layout = DKV_CONTIGUOUS; layout <= DKV_STRIDED; layout++) {
             fixture f;
@@ -115,7 +117,7 @@ static void elements_are_where_the_strides_say(void **state) {
 
 /* Every byte of the arena belongs to exactly one thing, and whoever touches another's is told so. */
 static void every_stray_byte_is_found(void **state) {
-    (void)state;
+    shadowed = *state == NULL;
     for (int layout = DKV_CONTIGUOUS; layout <= DKV_STRIDED; layout++)
         for (int backward = 0; backward < 2; backward++) {
             fixture f;
@@ -124,7 +126,7 @@ static void every_stray_byte_is_found(void **state) {
             setUp(&f, lines[0], (dkv_layout_kind)layout, 1, 100);
             assert_int_equal(dkv_allocOutputs(&f.l, &want, &err), 0);
             uint8_t *owner = calloc(1, (size_t)f.plan.size), *before = malloc((size_t)f.plan.size);
-            uint8_t *shadow = malloc((size_t)f.plan.size);
+            uint8_t *shadow = calloc(1, (size_t)f.plan.size);
             for (int s = 0; s < DKV_N_SLOTS;
                  s++) { /* 1: input, 2: of forward, 3: of backward, 4: workspace */
                 const dkv_view *w = &f.plan.view[s];
@@ -139,9 +141,10 @@ static void every_stray_byte_is_found(void **state) {
             writeOutputs(&f, 0, &want);
             if (backward) dkv_checkArena(&f.arena, 0, &(dkv_damage){0});
             memcpy(before, f.arena.base, (size_t)f.plan.size);
-            memcpy(shadow, f.arena.shadow, (size_t)f.plan.size);
+            if (shadowed) memcpy(shadow, f.arena.shadow, (size_t)f.plan.size);
             for (int64_t i = 0; i < f.plan.size; i += layout == DKV_CONTIGUOUS ? 1 : 7) {
                 dkv_damage d = {0};
+                if (!shadowed && backward) dkv_checkArena(&f.arena, 0, &d); /* backward's check forgets what forward left */
                 f.arena.base[i] ^= 0x55;
                 dkv_checkArena(&f.arena, backward, &d);
                 bool may = owner[i] == 4 || owner[i] == (backward ? 3 : 2);
@@ -151,8 +154,7 @@ static void every_stray_byte_is_found(void **state) {
                 if (input && d.mutated != 1)
                     fail_msg("byte %lld: an input, %s", (long long)i, d.outside_where);
                 f.arena.base[i] = before[i];
-                memcpy(f.arena.shadow, shadow,
-                       (size_t)f.plan.size); /* forward's check keeps what it saw of O */
+                if (shadowed) memcpy(f.arena.shadow, shadow, (size_t)f.plan.size); /* forward's check keeps what it saw of O */
             }
             free(owner);
             free(before);
@@ -163,7 +165,7 @@ static void every_stray_byte_is_found(void **state) {
 }
 
 static void damage_says_where(void **state) {
-    (void)state;
+    shadowed = *state == NULL;
     fixture f;
     dkv_damage d = {0};
     setUp(&f, "shape=5+2x3 heads=4:2 dim=8", DKV_CONTIGUOUS, 16, 0);
@@ -181,8 +183,119 @@ static void damage_says_where(void **state) {
     tearDown(&f);
 }
 
-static void alignment_is_given_or_refused(void **state) {
+/* ---- replicated inputs and outputs, spread and summed in the arena ---- */
+
+typedef struct spread {
+    dkv_layout l;
+    dkv_inputs in;
+    int64_t *q_source, *k_source;
+    uint8_t *q_own;
+    dkv_plan plan;
+    dkv_arena shadowed, lean;
+    dkv_expansion expand;
+} spread;
+
+static void openSpread(fixture *f, spread *s, dkv_layout_kind layout) {
+    dkv_err err = {0};
+    memset(s, 0, sizeof *s);
+    for (int64_t i = 0; i < f->l.view.tq * f->p.hq * f->p.dqk; i++) ((uint8_t *)f->in.q)[i] = (uint8_t)(i * 7);
+    for (int64_t i = 0; i < f->l.view.tk * f->p.hkv * f->p.dv; i++) ((uint8_t *)f->in.v)[i] = (uint8_t)(i * 11);
+    for (int64_t i = 0; f->in.d_lse && i < f->l.view.tq * f->p.hq; i++) f->in.d_lse[i] = (float)i;
+    if (dkv_makeReplicated(&f->p, &f->l, &s->l, &s->q_source, &s->k_source, &s->q_own, &err) ||
+        dkv_replicateInputs(&f->l, &s->l, s->q_source, s->k_source, s->q_own, &f->in, &s->in, &err) ||
+        dkv_planBuffers(&s->l.view, layout, 1, false, 100, 200, &s->plan, &err) ||
+        dkv_openArena(&s->plan, true, &s->shadowed, &err) || dkv_openArena(&s->plan, false, &s->lean, &err))
+        fail_msg("%s", err.text);
+    s->expand = (dkv_expansion){s->q_source, s->k_source, s->q_own, f->l.view.tq};
+    dkv_fillArena(&s->shadowed, dkv_poisonPattern(0, 1), &s->in, NULL);
+    dkv_fillArena(&s->lean, dkv_poisonPattern(0, 1), &f->in, &s->expand);
+    assert_memory_equal(s->shadowed.base, s->lean.base, (size_t)s->plan.size);
+}
+
+static void closeSpread(spread *s) {
+    dkv_closeArena(&s->shadowed);
+    dkv_closeArena(&s->lean);
+    dkv_freeInputs(&s->in);
+    dkv_freeLayout(&s->l);
+    free(s->q_source);
+    free(s->k_source);
+    free(s->q_own);
+}
+
+/* A number of its own in every element of every output. */
+static void scribble(spread *s, const dkv_problem *p) {
+    for (int id = 0; id < DKV_N_OUTPUTS; id++) {
+        const dkv_view *w = &s->plan.view[dkv_outputSlot((dkv_tensor_id)id)];
+        bool fp32 = id == DKV_LSE || id == DKV_DSINK;
+        double next = id;
+        for (int64_t t = 0; w->present && t < w->rows; t++)
+            for (int64_t h = 0; h < w->heads; h++)
+                for (int64_t c = 0; c < w->dim; c++, next++) {
+                    double x = sin(next);
+                    dkv_encodeArray(&x, fp32 ? DUALKV_FP32 : p->dtype, 1, dkv_elementRow(w, s->lean.base, t, h) + c * w->elt);
+                }
+    }
+}
+
+static bool isNot(double x, int64_t at, void *arg) {
+    (void)at;
+    return x != *(const double *)arg;
+}
+
+static void outputs_are_summed_as_they_were_packed(void **state) {
     (void)state;
+    for (int i = 0; i < N_LINES; i++)
+        for (int layout = DKV_CONTIGUOUS; layout <= DKV_STRIDED; layout++) {
+            fixture f;
+            spread s;
+            dkv_outputs rep, want, got;
+            dkv_err err = {0};
+            int64_t n[DKV_N_OUTPUTS];
+            uint64_t bits = 0, other = 0;
+            double odd = 12345, found = 0;
+            setUp(&f, lines[i], DKV_CONTIGUOUS, 1, 0);
+            openSpread(&f, &s, (dkv_layout_kind)layout);
+            scribble(&s, &f.p);
+            assert_int_equal(dkv_allocOutputs(&s.l, &rep, &err), 0);
+            assert_int_equal(dkv_allocOutputs(&f.l, &want, &err), 0);
+            assert_int_equal(dkv_allocOutputs(&f.l, &got, &err), 0);
+            for (int b = 0; b <= f.p.grad; b++) {
+                dkv_gatherOutputs(&s.lean, f.p.dtype, b, &rep);
+                assert_int_equal(dkv_sumOutputs(&s.lean, f.p.dtype, b, &f.l, &got, &bits, &err), 0);
+            }
+            assert_int_equal(dkv_packOutputs(&f.l, &s.l, s.q_source, s.k_source, s.q_own, &rep, &want, &err), 0);
+            dkv_countOutputs(&f.l, n);
+            for (int id = 0; id < DKV_N_OUTPUTS; id++)
+                if (n[id])
+                    assert_memory_equal(dkv_outputAt(&want, (dkv_tensor_id)id), dkv_outputAt(&got, (dkv_tensor_id)id),
+                                        (size_t)n[id] * sizeof(double));
+            const dkv_view *o = &s.plan.view[DKV_SLOT_O];
+            for (int64_t t = 0; t < o->rows; t++) { /* a copy that is another */
+                dkv_encodeArray(&odd, f.p.dtype, 1, dkv_elementRow(o, s.lean.base, t, o->heads - 1));
+                dkv_decodeArray(dkv_elementRow(o, s.lean.base, t, o->heads - 1), f.p.dtype, 1, &odd);
+                int64_t at = dkv_findCopy(&s.lean, f.p.dtype, isNot, &odd, &found);
+                if (s.q_own[t]) {
+                    assert_int_equal(at, -1);
+                } else {
+                    assert_int_equal(at, (s.q_source[t] * o->heads + o->heads - 1) * o->dim);
+                    break;
+                }
+                double back = 0.5;
+                dkv_encodeArray(&back, f.p.dtype, 1, dkv_elementRow(o, s.lean.base, t, o->heads - 1));
+            }
+            for (int b = 0; b <= f.p.grad; b++)
+                assert_int_equal(dkv_sumOutputs(&s.lean, f.p.dtype, b, &f.l, &got, &other, &err), 0);
+            if (o->rows) assert_true(bits != other);
+            dkv_freeOutputs(&rep);
+            dkv_freeOutputs(&want);
+            dkv_freeOutputs(&got);
+            closeSpread(&s);
+            tearDown(&f);
+        }
+}
+
+static void alignment_is_given_or_refused(void **state) {
+    shadowed = *state == NULL;
     for (int layout = DKV_CONTIGUOUS; layout <= DKV_STRIDED; layout++)
         for (int32_t align = 1; align <= 256; align *= 2) {
             fixture f;
@@ -273,7 +386,7 @@ static void nobody_cuts_the_arena(void **state) {
     dkv_arena a;
     dkv_err err = {0};
     setUp(&f, lines[0], DKV_CONTIGUOUS, 1, 0);
-    assert_int_equal(dkv_openArena(&f.plan, &a, &err), 0);
+    assert_int_equal(dkv_openArena(&f.plan, true, &a, &err), 0);
     assert_true(ftruncate(a.fd, 0) < 0 && errno == EPERM);
     assert_true(ftruncate(a.fd, f.plan.size * 2) < 0);
     ((volatile uint8_t *)a.base)[f.plan.size - 1] = 1;
@@ -282,7 +395,12 @@ static void nobody_cuts_the_arena(void **state) {
 }
 
 int main(void) {
+    static int lean; /* no shadow */
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(elements_are_where_the_strides_say, &lean),
+        cmocka_unit_test_prestate(every_stray_byte_is_found, &lean),
+        cmocka_unit_test_prestate(damage_says_where, &lean),
+        cmocka_unit_test(outputs_are_summed_as_they_were_packed),
         cmocka_unit_test(elements_are_where_the_strides_say),
         cmocka_unit_test(every_stray_byte_is_found),
         cmocka_unit_test(damage_says_where),
