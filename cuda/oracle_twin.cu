@@ -626,7 +626,7 @@ static __device__ __forceinline__ double addParts(const key_end &k, const dkv_tw
     double sum = 0;
     for (int i = 0; i < k.parts; i++) {
         double y = x[i * k.tk * k.d + e], left = var[i * k.tk * k.d + e];
-        if (k.heads) left = roundOne(k, u, &y, left);
+        if (k.heads && (k.parts > 1 || !k.summed)) left = roundOne(k, u, &y, left);
         sum += y;
         *v += left + (i > 0 ? u.z.unit2 * sum * sum : 0);
     }
@@ -640,18 +640,19 @@ __global__ void add_segment_kernel(key_end k, __grid_constant__ const dkv_twin_u
         const int64_t e = first * k.d + i, at = (e / k.d * k.hkv + k.kvh) * k.d + e % k.d;
         double v = 0, sum = addParts(k, u, x, var, e, &v);
         const double h = dkv_spacingAt(u.ulp_part, fabs(sum)), before = twin[at];
-        v = k.heads ? 0 : roundOne(k, u, &sum, v);
+        if (k.summed) v = dkv_stored(sum, dkv_roundBy(u.round_out, sum), v, dkv_spacingAt(u.ulp_out, fabs(sum)));
+        else v = k.heads ? 0 : roundOne(k, u, &sum, v);
         for (int p = 0; p < k.parts; p++) {
             const int64_t o = p * k.tk * k.d + e;
-            if (k.heads) {
+            if (k.heads && !k.summed) {
                 double y = x[o], left = roundOne(k, u, &y, var[o]), by = h / dkv_spacingAt(u.ulp_part, fabs(y));
                 v += left * (by * by > 2 ? by * by / 2 : 1);
             }
             x[o] = var[o] = 0;
         }
-        sum = dkv_roundBy(k.round_part, sum);
+        if (!k.summed) sum = dkv_roundBy(k.round_part, sum);
         twin[at] = before + sum;
-        sigma2[at] += v + (before != 0 && sum != 0 ? u.z.unit2 * twin[at] * twin[at] : 0);
+        sigma2[at] += v + (before != 0 && sum != 0 && !k.summed ? u.z.unit2 * twin[at] * twin[at] : 0);
     }
 }
 
@@ -672,7 +673,8 @@ __global__ void finish_keys_kernel(key_end k, __grid_constant__ const dkv_twin_u
 /* After a segment's last rows. */
 static int addSegment(dkv_device_oracle *o, const dkv_scene *s) {
     dkv_twin_device *t = o->twin;
-    key_end k = {o->l->view.tk, 0, o->p->hkv, s->kvh, t->parts, 0, t->heads, 0, dkv_makeRounder(o->a.partial_format)};
+    key_end k = {o->l->view.tk, 0, o->p->hkv, s->kvh, t->parts, 0, t->heads, dkv_partialsOf(&o->a).summed,
+                 dkv_makeRounder(o->a.partial_format)};
     for (int32_t r = 0; r < s->seg->range_count; r++) {
         const dualkv_range *g = &o->l->view.ranges[s->seg->range_begin + r];
         k.d = o->p->dqk; /* a range is never empty */

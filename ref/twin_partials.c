@@ -44,10 +44,17 @@ static double addParts(const dkv_twin *t, const dkv_keySum *sum, int64_t at, dou
     double x = 0;
     for (int64_t e = 0; e < t->parts; e++) {
         double y = sum[e].x[at], left = sum[e].var[at];
-        if (t->part.heads) left = roundOne(t, &y, left);
+        if (t->part.heads && (t->parts > 1 || !t->part.summed)) left = roundOne(t, &y, left); /* else: once, as the output */
         x += y;
         *var += left + (sum[e].steps ? sum[e].steps[at] : 0) + (e > 0 ? t->z.unit2 * x * x : 0);
     }
+    return x;
+}
+
+/* The same where the sum is an output of its own. */
+static double storeParts(const dkv_twin *t, const dkv_keySum *sum, int64_t at, double *var) {
+    const double x = addParts(t, sum, at, var);
+    *var = dkv_twinStored(x, *var, dkv_spacingAt(t->ulp_out, fabs(x)), t->a->out_format);
     return x;
 }
 
@@ -72,13 +79,14 @@ static double addHeads(const dkv_twin *t, const dkv_keySum *sum, int64_t at, dou
 static void addSegment(const dkv_twin *t, const dkv_keySum *sum, int64_t j, int64_t d, double *twin, double *sigma2) {
     for (int64_t c = 0; c < d; c++) {
         const int64_t at = j * sum->ld + c, to = (j * t->p->hkv / t->carry + t->h.kvh / t->carry) * d + c;
-        double var = 0, x = addHeads(t, sum, at, &var), before = twin[to];
+        double var = 0, before = twin[to];
+        const double x = t->part.summed ? storeParts(t, sum, at, &var) : addHeads(t, sum, at, &var);
         for (int64_t e = 0; e < t->parts; e++) {
             sum[e].x[at] = sum[e].var[at] = 0;
             if (sum[e].steps) sum[e].steps[at] = 0;
         }
         twin[to] += x;
-        sigma2[to] += var + (before != 0 && x != 0 ? t->z.unit2 * twin[to] * twin[to] : 0);
+        sigma2[to] += var + (before != 0 && x != 0 && !t->part.summed ? t->z.unit2 * twin[to] * twin[to] : 0);
     }
 }
 

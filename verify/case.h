@@ -7,6 +7,7 @@
 #include "fit.h"
 #include "judge.h"
 #include "lean.h"
+#include "memory.h"
 #include "remote.h"
 #include "side.h"
 #include "status.h"
@@ -110,13 +111,5 @@ int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_er
 int dkv_consultTwin(dkv_case *c, const dualkv_arithmetic *a, bool forward, dkv_err *err);
 /* Frees what a case holds; not its problem, not its result. */
 void dkv_freeCase(dkv_case *c);
-
-/* Bytes that checking a case needs (inputs, buffers, oracle, runs), from counts alone; INFINITY where beyond
- * counting. */
-double dkv_estimateCase(const dkv_problem *p, bool replicated);
-/* Bytes that timing it needs. */
-double dkv_estimateTiming(const dkv_problem *p, bool replicated);
-/* Bytes that this process may still take (MemAvailable, and the limit of its control group). */
-double dkv_availableMemory(void);
 
 #endif

@@ -27,8 +27,10 @@ static int precheckLine(const dkv_session *s, const char *line, bool replicated,
     }
     double need = s->timing ? dkv_estimateTiming(&p, replicated) : dkv_estimateCase(&p, replicated);
     if (need > available) {
-        rc = dkv_fail(err, DKV_EUSER, "'%.200s' needs about %.1f GiB, %.1f GiB are free", line, need / gib,
-                      available / gib);
+        char rows[300] = "";
+        if (!s->timing) dkv_sayMemory(&p, replicated, rows, sizeof rows);
+        rc = dkv_fail(err, DKV_EUSER, "'%.160s' needs about %.1f GiB, %.1f GiB are free%s%s", line, need / gib,
+                      available / gib, rows[0] ? ": " : "", rows);
         goto done;
     }
     if (strncmp(p.fill, "recorded:", 9) == 0 || strncmp(p.fill, "file:", 5) == 0) { /* is it there, does it fit? */

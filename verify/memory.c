@@ -1,0 +1,97 @@
+#include "memory.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "side.h"
+
+/* Tokens of a layout, and the bytes and elements that they make. */
+typedef struct amount {
+    double in, out, o, lse; /* elements of inputs, of outputs without LSE, of O, of LSE */
+} amount;
+
+static amount countRows(const dkv_problem *p, double q, double k) {
+    const double wide = p->grad ? 1 : 0, dims = p->dqk + p->dv;
+    return (amount){.in = q * p->hq * (p->dqk + wide * p->dv) + k * p->hkv * dims,
+                    .out = q * p->hq * (p->dv + wide * p->dqk) + wide * k * p->hkv * dims,
+                    .o = q * p->hq * p->dv,
+                    .lse = q * p->hq};
+}
+
+int dkv_accountCase(const dkv_problem *p, bool replicated, dkv_memory_row rows[DKV_MEMORY_ROWS]) {
+    double tokens = 0;
+    for (int32_t i = 0; i < p->n_nodes; i++)
+        if (!p->nodes[i].key_only && p->nodes[i].len) tokens += (double)(p->nodes[i].context + p->nodes[i].len);
+    const bool summed = replicated && dkv_isSummed(p), spread = replicated && !summed;
+    const double elt = p->dtype == DUALKV_FP32 ? 4 : 2;
+    const amount packed = countRows(p, (double)dkv_countQueries(p), (double)dkv_countKeys(p));
+    const amount all = replicated ? countRows(p, tokens, tokens) : packed, held = summed ? packed : all;
+    const double arena = (all.in + all.out) * elt + 4 * all.lse;
+    const bool shadow = !summed && arena < DKV_ARENA_LARGE;
+    const double runs = 3; /* two that are kept, and one of a check */
+    int n = 0;
+    rows[n++] = (dkv_memory_row){"inputs", packed.in * elt};
+    if (spread) rows[n++] = (dkv_memory_row){"replicated inputs", all.in * elt};
+    rows[n++] = (dkv_memory_row){"kernel's buffers", arena};
+    rows[n++] = shadow ? (dkv_memory_row){"their second copy", arena}
+                       : (dkv_memory_row){"what forward left", all.o * elt + 4 * all.lse};
+    if (shadow) rows[n++] = (dkv_memory_row){"kernel's own", arena};
+    rows[n++] = (dkv_memory_row){"outputs of three runs", 8 * runs * (held.out + held.lse)};
+    if (spread) rows[n++] = (dkv_memory_row){"outputs packed", 8 * 2 * (packed.out + packed.lse)};
+    rows[n++] = (dkv_memory_row){"question to the oracle", (held.in + held.o) * elt + 4 * held.lse};
+    rows[n++] = (dkv_memory_row){"truth, bound, twin, variance", 8 * 4 * (held.out + held.lse)};
+    if (spread) rows[n++] = (dkv_memory_row){"the same packed", 8 * 4 * (packed.out + packed.lse)};
+    rows[n++] = (dkv_memory_row){"other inputs of checks", held.in * elt};
+    rows[n++] = (dkv_memory_row){"the rest", 64.0 * 1048576};
+    return n;
+}
+
+double dkv_estimateCase(const dkv_problem *p, bool replicated) {
+    dkv_memory_row rows[DKV_MEMORY_ROWS];
+    double total = 0;
+    for (int n = dkv_accountCase(p, replicated, rows), i = 0; i < n; i++) total += rows[i].bytes;
+    return total;
+}
+
+void dkv_sayMemory(const dkv_problem *p, bool replicated, char *out, size_t n) {
+    dkv_memory_row rows[DKV_MEMORY_ROWS];
+    const int count = dkv_accountCase(p, replicated, rows);
+    const double total = dkv_estimateCase(p, replicated);
+    size_t at = 0;
+    out[0] = 0;
+    for (int i = 0; i < count; i++) {
+        if (rows[i].bytes * 20 < total || at >= n) continue;
+        at += (size_t)snprintf(out + at, n - at, "%s%s %.1f", at ? ", " : "", rows[i].name, rows[i].bytes / 0x1p30);
+    }
+    if (at < n) snprintf(out + at, n - at, " GiB");
+}
+
+double dkv_estimateTiming(const dkv_problem *p, bool replicated) {
+    double q = (double)dkv_countQueries(p), k = (double)dkv_countKeys(p);
+    double elt = p->dtype == DUALKV_FP32 ? 4 : 2;
+    for (int32_t i = 0; i < p->n_nodes && replicated; i++)
+        if (!p->nodes[i].key_only && p->nodes[i].len) {
+            q += (double)(p->nodes[i].context + p->nodes[i].len);
+            k += (double)(p->nodes[i].context + p->nodes[i].len);
+        }
+    return 64.0 * 1048576 + (8 + elt) * (q * p->hq + k * p->hkv) * (p->dqk + p->dv);
+}
+
+static double readNumber(const char *path, const char *key) {
+    char row[256];
+    double value = INFINITY;
+    FILE *f = fopen(path, "r");
+    while (f && fgets(row, sizeof row, f))
+        if (strncmp(row, key, strlen(key)) == 0 && sscanf(row + strlen(key), "%lf", &value) == 1) break;
+    if (f) fclose(f);
+    return value;
+}
+
+double dkv_availableMemory(void) {
+    double free_bytes = 1024 * readNumber("/proc/meminfo", "MemAvailable:");
+    double limit = readNumber("/sys/fs/cgroup/memory.max", ""),
+           used = readNumber("/sys/fs/cgroup/memory.current", "");
+    if (isfinite(limit) && isfinite(used) && limit - used < free_bytes) free_bytes = limit - used;
+    return free_bytes;
+}
