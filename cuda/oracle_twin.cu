@@ -585,8 +585,7 @@ static void declare(dkv_device_oracle *o) {
     u->scale = o->p->scale;
     u->softcap = o->p->softcap > 0 ? o->p->softcap : 0;
     const dkv_partials part = dkv_partialsOf(a);
-    t->parts = part.heads ? o->g : 1;
-    t->heads = part.heads;
+    t->parts = (t->heads = part.heads) ? o->g : 1;
     t->segments = part.segments;
     t->apart = t->parts > 1 || part.segments;
     t->delta_exact = a->delta_exact != 0;
@@ -608,8 +607,8 @@ void dkv_closeTwin(dkv_device_oracle *o) {
 
 typedef struct key_end {
     int64_t tk;
-    int32_t d, hkv, kvh, parts, stored, heads; /* parts: to be summed, 0: none; heads: each rounded before */
-    int32_t summed;                            /* no rounding of the sum */
+    /* parts: to be summed, 0: none; heads: each rounded before; summed: their sum is not */
+    int32_t d, hkv, kvh, parts, stored, heads, summed;
     dkv_rounder round_part;
 } key_end;
 
@@ -664,17 +663,16 @@ __global__ void finish_keys_kernel(key_end k, __grid_constant__ const dkv_twin_u
         double sum = twin[at], v = sigma2[at];
         if (k.parts > 0) v = 0, sum = addParts(k, u, x, var, e, &v);
         twin[at] = sum;
-        sigma2[at] = k.summed ? v
-                              : dkv_stored(sum, dkv_roundBy(u.round_out, sum), v,
-                                           k.stored ? 0 : dkv_spacingAt(u.ulp_out, fabs(sum)));
+        const double h = k.stored ? 0 : dkv_spacingAt(u.ulp_out, fabs(sum));
+        sigma2[at] = k.summed ? v : dkv_stored(sum, dkv_roundBy(u.round_out, sum), v, h);
     }
 }
 
 /* After a segment's last rows. */
 static int addSegment(dkv_device_oracle *o, const dkv_scene *s) {
     dkv_twin_device *t = o->twin;
-    key_end k = {o->l->view.tk, 0, o->p->hkv, s->kvh, t->parts, 0, t->heads, dkv_partialsOf(&o->a).summed,
-                 dkv_makeRounder(o->a.partial_format)};
+    const int summed = dkv_partialsOf(&o->a).summed;
+    key_end k = {o->l->view.tk, 0, o->p->hkv, s->kvh, t->parts, 0, t->heads, summed, dkv_makeRounder(o->a.partial_format)};
     for (int32_t r = 0; r < s->seg->range_count; r++) {
         const dualkv_range *g = &o->l->view.ranges[s->seg->range_begin + r];
         k.d = o->p->dqk; /* a range is never empty */
