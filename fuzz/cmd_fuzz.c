@@ -13,7 +13,6 @@
 #include "log.h"
 #include "options.h"
 
-#define DEVICE_TIMEOUT 120 /* seconds that the oracle on a device may take beside its work */
 #define TELL_EACH 3 /* failures of one reason that are told in full */
 #define REASONS_MAX 64
 #define CONFIRM 24 /* defects that are tried again in a fresh process */
@@ -51,10 +50,9 @@ static long countReason(show *s, const dkv_fuzzed *f) {
 }
 
 static void sayCommands(const show *s, const dkv_fuzzed *f) {
-    enum { ROOM = DKV_LINE_MAX + 4 * DKV_SPEC_MAX };
-    char *replay = malloc(ROOM);
+    char *replay = malloc(DKV_REPLAY_MAX);
     if (!replay) return;
-    dkv_replayCommand(f->result->line, f->result->kernel, replay, ROOM);
+    dkv_replayCommand(f->result->line, f->result->kernel, replay, DKV_REPLAY_MAX);
     fprintf(s->out, "  replay: %s\n", replay);
     if (dkv_statusRow(f->result->status)->defect)
         fprintf(s->out, "  shrink: dualkv shrink%s\n", replay + strlen("dualkv replay"));
@@ -169,7 +167,7 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
     c.arg = &s;
     static dkv_fits fits;
     static dkv_remote remote;
-    if (dkv_openRemote(&remote, mode, NULL, DEVICE_TIMEOUT, &err)) {
+    if (dkv_openRemote(&remote, mode, NULL, DKV_REMOTE_TIMEOUT, &err)) {
         dkv_closeSampler(&sampler);
         return dkv_complain(&err);
     }

@@ -21,8 +21,7 @@ static void sayStep(const char *line, long trials, void *arg) {
 }
 
 static void sayShrunk(const dkv_shrinking *s, const char *first, double seconds) {
-    enum { ROOM = DKV_LINE_MAX + 4 * DKV_SPEC_MAX };
-    char reason[80], *replay = malloc(ROOM);
+    char reason[80], *replay = malloc(DKV_REPLAY_MAX);
     dkv_sayReason(s->reason, reason, sizeof reason);
     if (s->after) printf("alone the line passes; it fails as a call after another\n");
     if (s->failed < s->tried)
@@ -33,7 +32,7 @@ static void sayShrunk(const dkv_shrinking *s, const char *first, double seconds)
     if (!strcmp(first, s->line)) printf("the line was minimal already\n");
     if (s->result->why[0]) printf("  %s\n", s->result->why);
     if (replay) {
-        dkv_replayCommand(s->line, s->kernel->text, replay, ROOM);
+        dkv_replayCommand(s->line, s->kernel->text, replay, DKV_REPLAY_MAX);
         printf("  replay: %s\n", replay);
     }
     free(replay);

@@ -47,30 +47,17 @@ void dkv_find(dkv_finding *f, dkv_finding_state state, dkv_status status, const 
 
 void dkv_nameElement(const dkv_layout *l, dkv_tensor_id id, int64_t index, char *out, size_t n) {
     const dualkv_problem *v = &l->view;
-    bool by_key = id == DKV_DK || id == DKV_DV;
-    int64_t dim = id == DKV_O || id == DKV_DV ? v->dv : v->dqk, heads = by_key ? v->hkv : v->hq, row, head,
-            c = -1;
-    if (id == DKV_DSINK) {
+    const dkv_vectors g = dkv_vectorsOf(v, id);
+    const int64_t vector = index / g.d, row = g.by_head ? vector % g.rows : vector / g.heads,
+                  head = g.by_head ? vector / g.rows : vector % g.heads, c = g.by_head ? -1 : index % g.d;
+    if (g.sums) {
         snprintf(out, n, "head %lld", (long long)index);
         return;
     }
-    if (id == DKV_LSE) {
-        head = v->tq ? index / v->tq : 0;
-        row = v->tq ? index % v->tq : 0;
-    } else {
-        c = index % dim;
-        head = index / dim % heads;
-        row = index / dim / heads;
-    }
-    const dualkv_segment *s = v->segments;
-    for (int32_t i = 0; i < v->n_segments; i++) {
-        int64_t start = by_key ? v->segments[i].k_start : v->segments[i].q_start;
-        int64_t len = by_key ? v->segments[i].k_len : v->segments[i].q_len;
-        if (row >= start && row < start + len) s = &v->segments[i];
-    }
-    int wrote = snprintf(out, n, "group %d, segment %d (%s) row %lld, head %lld", s->group,
-                         (int)(s - v->segments), dkv_regionName(s->depth > 0),
-                         (long long)(row - (by_key ? s->k_start : s->q_start)), (long long)head);
+    const int32_t i = dkv_segmentOf(l, g.keys, row);
+    const dualkv_segment *s = &v->segments[i];
+    int wrote = snprintf(out, n, "group %d, segment %d (%s) row %lld, head %lld", s->group, i, dkv_regionName(s->depth > 0),
+                         (long long)(row - dkv_firstRow(s, &g)), (long long)head);
     if (c >= 0 && wrote > 0 && (size_t)wrote < n)
         snprintf(out + wrote, n - (size_t)wrote, ", dim %lld", (long long)c);
 }

@@ -4,6 +4,7 @@
 #define DKV_CHECK_H
 
 #include "case.h"
+#include "vectors.h"
 
 /* check_memory.c */
 void dkv_checkLaunched(dkv_case *c, dkv_finding *f);

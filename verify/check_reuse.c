@@ -67,16 +67,14 @@ static void compareMoved(const dkv_case *c, const moves *m, const dkv_outputs *g
     const double *x = dkv_outputAt(got, id), *truth = dkv_outputAt(&c->oracle.truth, id);
     const double *bound = dkv_outputAt(&c->oracle.bound, id), *own = dkv_outputAt(&c->got, id);
     const bool guessed = !c->kernel.d.arithmetic.declared;
-    bool by_key = id == DKV_DK || id == DKV_DV, rowless = id == DKV_LSE || id == DKV_DSINK;
-    int32_t heads = by_key ? v->hkv : v->hq, dim = rowless ? 1 : id == DKV_O || id == DKV_DV ? v->dv : v->dqk;
-    int64_t rows = id == DKV_DSINK ? 1 : by_key ? v->tk : v->tq;
+    const dkv_vectors g = dkv_vectorsOf(v, id);
+    const int32_t dim = (int32_t)g.d;
     if (!x || (c->kernel.d.absent >> id & 1)) return;
-    for (int64_t r = 0; r < rows; r++)
-        for (int32_t h = 0; h < heads; h++) {
-            int32_t from = m ? sourceHead(m, h, by_key) : h;
-            int64_t at = rowless ? h * rows + r : (r * heads + h) * dim, was = rowless ? from * rows + r : (r * heads + from) * dim;
+    for (int64_t r = 0; r < g.rows; r++)
+        for (int32_t h = 0; h < g.heads; h++) {
+            const int64_t at = dkv_vectorAt(&g, r, h), was = dkv_vectorAt(&g, r, m ? sourceHead(m, h, g.keys) : h);
             for (int32_t k = 0; k < dim; k++) {
-                double sign = m && !rowless && flipped(m, h, by_key, k, dim) ? -1 : 1, want = sign * truth[was + k];
+                double sign = m && !g.by_head && !g.sums && flipped(m, h, g.keys, k, dim) ? -1 : 1, want = sign * truth[was + k];
                 double allowed = bound[was + k];
                 if (!dkv_isClaimed(c, id, want, allowed)) continue;
                 if (guessed && !isfinite(own[was + k])) continue; /* said elsewhere */

@@ -13,7 +13,6 @@
 #include "waiver.h"
 #include "version.h"
 
-#define DEVICE_TIMEOUT 120 /* seconds that the oracle on a device may take beside its work */
 
 enum { BLIND_TOLD = 4 };   /* strata that are named, unless --verbose */
 
@@ -110,7 +109,7 @@ static void clearBar(const show *s) {
 }
 
 static void sayCase(show *s, const dkv_result *r) {
-    char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX), margin[120], sees[200];
+    char *replay = malloc(DKV_REPLAY_MAX), margin[120], sees[200];
     const dkv_status_row *row = dkv_statusRow(r->status);
     bool told = s->every || (r->status != DKV_ST_PASSED && r->status != DKV_ST_UNSUPPORTED);
     if (s->cli->quiet) told = row->defect || r->status == DKV_ST_HARNESS_ERROR;
@@ -129,7 +128,7 @@ static void sayCase(show *s, const dkv_result *r) {
     if (sees[0])
         fprintf(s->out, "  %s %s\n", row->defect ? "these inputs would also show" : "it would have seen", sees);
     if (r->status != DKV_ST_PASSED) {
-        dkv_replayCommand(r->line, r->kernel, replay, DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
+        dkv_replayCommand(r->line, r->kernel, replay, DKV_REPLAY_MAX);
         fprintf(s->out, "  replay: %s\n", replay);
     }
     sayPrinted(s, r);
@@ -266,12 +265,6 @@ static int makeItems(const dkv_selection *sel, const dkv_cli *cli, dkv_kernel_sp
     return 0;
 }
 
-static int loadWaivers(const dkv_cli *cli, dkv_waivers *out, dkv_err *err) {
-    char path[4200];
-    snprintf(path, sizeof path, "%s/waivers.txt", dkv_dataDir());
-    return dkv_loadWaivers(cli->waivers ? cli->waivers : path, cli->waivers != NULL, out, err);
-}
-
 /* What kernels that declare no arithmetic behave as (--arithmetic), before any of their cases runs. */
 static int fitKernels(const show *s, const dkv_session *session, dkv_fits *fits, dkv_err *err) {
     const char *word = s->cli->arithmetic;
@@ -302,7 +295,7 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
     if (cli->json && strcmp(cli->json, "-") == 0) s.out = stderr;
     s.colour = s.out == stdout && dkv_wantsColour();
     s.bar = isatty(STDERR_FILENO) && isatty(STDOUT_FILENO);
-    if (makeItems(sel, cli, kernels, &n_kernels, &items, &n, &err) || (!replay && loadWaivers(cli, &s.waivers, &err))) {
+    if (makeItems(sel, cli, kernels, &n_kernels, &items, &n, &err) || (!replay && dkv_loadWaivers(cli->waivers, &s.waivers, &err))) {
         free(items);
         return dkv_complain(&err);
     }
@@ -340,7 +333,7 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
         (cli->has_peer && dkv_probeKernels(&cli->peer, 1, cli->timeout, NULL, &err)) ||
         dkv_precheckItems(&session, &err) || fitKernels(&s, &session, fits, &err) ||
         (cli->judge && dkv_parseOracleMode(cli->judge, &mode, &err)) ||
-        dkv_openRemote(&remote, mode, NULL, DEVICE_TIMEOUT, &err)) {
+        dkv_openRemote(&remote, mode, NULL, DKV_REMOTE_TIMEOUT, &err)) {
         free(items);
         return dkv_complain(&err);
     }

@@ -17,7 +17,6 @@
 #include "gate_run.h"
 #include "version.h"
 
-#define DEVICE_TIMEOUT 120 /* seconds that the oracle on a device may take beside its work */
 #define TIME           120 /* seconds of the whole, unless told otherwise */
 #define CONFIRM        24  /* fuzzed defects that are tried again in a fresh process */
 
@@ -26,9 +25,9 @@ typedef dkv_gate_run run;
 /* ---- the cases ---- */
 
 static void sayDefect(const run *r, const dkv_result *q, bool fuzzed) {
-    char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
+    char *replay = malloc(DKV_REPLAY_MAX);
     if (replay) {
-        dkv_replayCommand(q->line, q->kernel, replay, DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
+        dkv_replayCommand(q->line, q->kernel, replay, DKV_REPLAY_MAX);
         printf("%s  %s\n  %s\n  replay: %s\n", dkv_statusRow(q->status)->name, q->line, q->why, replay);
         if (fuzzed) printf("  shrink: dualkv shrink%s\n", replay + strlen("dualkv replay"));
     }
@@ -196,9 +195,7 @@ static void dropOld(const run *r) {
 }
 
 static int loadWaivers(run *r, dkv_err *err) {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/waivers.txt", dkv_dataDir());
-    int rc = dkv_loadWaivers(r->cli->waivers ? r->cli->waivers : path, r->cli->waivers != NULL, &r->waivers, err);
+    int rc = dkv_loadWaivers(r->cli->waivers, &r->waivers, err);
     if (!rc && !(r->met = calloc((size_t)r->waivers.n + 1, 1))) rc = dkv_fail(err, DKV_EHARNESS, "out of memory for waivers");
     return rc;
 }
@@ -236,7 +233,7 @@ static int runSuite(run *r, const dkv_selection *sel, dkv_fits *fits, dkv_sessio
     if (!rc && cli->arithmetic) rc = dkv_checkArithmeticWord(cli->arithmetic, err);
     if (!rc && cli->arithmetic)
         rc = dkv_fitKernel(cli->kernels, cli->arithmetic, 7, cli->timeout, dkv_dataDir(), fits, err);
-    if (!rc) rc = dkv_openRemote(&remote, DKV_ORACLE_AUTO, NULL, DEVICE_TIMEOUT, err);
+    if (!rc) rc = dkv_openRemote(&remote, DKV_ORACLE_AUTO, NULL, DKV_REMOTE_TIMEOUT, err);
     if (rc) {
         free(items);
         return rc;

@@ -65,8 +65,6 @@ int dkv_openPairs(const dkv_diag *d, dkv_pairs *x, dkv_err *err);
 void dkv_closePairs(dkv_pairs *x);
 /* Row r of a segment, query head h; own: with the kernel's own LSE and O. */
 void dkv_pairRow(dkv_pairs *x, int32_t segment, int64_t r, int32_t h, bool own);
-/* The segment of a packed query row (or key row). */
-int32_t dkv_segmentOf(const dkv_layout *l, bool keys, int64_t row);
 
 /* diagnose_weights.c: the weights that the kernel gives to keys, read with one-hot V or dO. */
 typedef enum dkv_weight_kind {

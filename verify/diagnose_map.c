@@ -90,16 +90,16 @@ static void judgeRow(dkv_diag *d, dkv_tensor_id id, int64_t row, bool strict) {
 
 static int makeMap(dkv_diag *d, dkv_tensor_id id, dkv_err *err) {
     const dkv_case *c = d->c;
-    const dualkv_problem *v = &c->packed.view;
+    const dkv_vectors g = dkv_vectorsOf(&c->packed.view, id);
     dkv_map *m = &d->map[id];
     int64_t n[DKV_N_OUTPUTS];
     dkv_countOutputs(&c->packed, n);
     m->present = n[id] > 0 && dkv_outputAt(&c->got, id) && !(c->kernel.d.absent >> id & 1);
     if (!m->present) return 0;
-    m->keys = id == DKV_DK || id == DKV_DV;
-    m->tokens = id == DKV_DSINK ? 1 : m->keys ? v->tk : v->tq;
-    m->heads = m->keys ? v->hkv : v->hq;
-    m->dim = id == DKV_LSE || id == DKV_DSINK ? 1 : id == DKV_O || id == DKV_DV ? v->dv : v->dqk;
+    m->keys = g.keys;
+    m->tokens = g.rows;
+    m->heads = g.heads;
+    m->dim = g.d;
     m->got = dkv_outputAt(&c->got, id);
     m->want = dkv_outputAt(id >= DKV_DQ ? &d->own : &c->oracle.truth, id);
     m->bound = dkv_outputAt(&c->oracle.bound, id);
@@ -148,20 +148,6 @@ void dkv_offTokens(const dkv_map *m, const uint8_t *only, uint8_t *tokens) {
 }
 
 /* ---- in words ---- */
-
-int32_t dkv_segmentOf(const dkv_layout *l, bool keys, int64_t row) {
-    int32_t low = 0, high = l->view.n_segments - 1;
-    while (low < high) { /* the last segment that begins at or before the row, and has any */
-        int32_t mid = (low + high + 1) / 2;
-        int64_t start = keys ? l->view.segments[mid].k_start : l->view.segments[mid].q_start;
-        if (start <= row)
-            low = mid;
-        else
-            high = mid - 1;
-    }
-    while (low > 0 && !(keys ? l->view.segments[low].k_len : l->view.segments[low].q_len)) low--;
-    return low;
-}
 
 /* How a row's error goes with the number of keys that it may see: slope of log against log over its rows,
  * and the probability of so large a correlation by chance (Fisher's transform). */

@@ -95,8 +95,7 @@ static void sayPassed(const dkv_diagnosis *d, FILE *f) {
 
 void dkv_sayDiagnosis(const dkv_diagnosis *d, FILE *f, bool verbose) {
     const dkv_result *r = &d->result;
-    enum { ROOM = DKV_LINE_MAX + 4 * DKV_SPEC_MAX };
-    char *replay = malloc(ROOM);
+    char *replay = malloc(DKV_REPLAY_MAX);
     bool any = false;
     fprintf(f, "%s\n%s  %s  [%s]\n", d->sentence, dkv_statusRow(r->status)->name, r->line, r->kernel);
     if (d->note[0]) fprintf(f, "  %s\n", d->note);
@@ -123,7 +122,7 @@ void dkv_sayDiagnosis(const dkv_diagnosis *d, FILE *f, bool verbose) {
         fprintf(f, "\n");
     }
     if (replay && r->status != DKV_ST_PASSED) {
-        dkv_replayCommand(r->line, r->kernel, replay, ROOM);
+        dkv_replayCommand(r->line, r->kernel, replay, DKV_REPLAY_MAX);
         fprintf(f, "  replay: %s\n", replay);
     }
     free(replay);

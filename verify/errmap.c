@@ -102,18 +102,18 @@ static double valueOf(const dkv_case *c, dkv_tensor_id id, int64_t at, bool twin
 static void mapTensor(dkv_case *c, dkv_tensor_id id, dkv_errmap *m) {
     const dualkv_problem *v = &c->packed.view;
     const dkv_judgement *j = &c->result->tensor[id];
-    const bool keys = id == DKV_DK || id == DKV_DV, twin = !j->failed && j->all.bad == 0;
-    const int64_t rows = keys ? v->tk : v->tq, heads = keys ? v->hkv : v->hq, dim = id == DKV_LSE ? 1 : id == DKV_O || id == DKV_DV ? v->dv : v->dqk;
+    const dkv_vectors g = dkv_vectorsOf(v, id);
+    const bool twin = !j->failed && j->all.bad == 0;
     int64_t tile = c->result->arithmetic.key_tile;
-    cutSegments(v, keys, tile > 0 && tile < 4096 ? tile : 64, DKV_MAP_SIDE, (int32_t)(j->worst.segment > 0 ? j->worst.segment : 0), &m->rows);
-    cutHeads(heads, &m->columns);
-    int *place = placeRows(v, keys, &m->rows);
+    cutSegments(v, g.keys, tile > 0 && tile < 4096 ? tile : 64, DKV_MAP_SIDE, (int32_t)(j->worst.segment > 0 ? j->worst.segment : 0), &m->rows);
+    cutHeads(g.heads, &m->columns);
+    int *place = placeRows(v, g.keys, &m->rows);
     double *most = startCells(), *count = calloc(DKV_MAP_SIDE * DKV_MAP_SIDE, sizeof *count);
-    for (int64_t r = 0; place && most && count && r < rows; r++)
-        for (int64_t h = 0; place[r] >= 0 && h < heads; h++) {
+    for (int64_t r = 0; place && most && count && r < g.rows; r++)
+        for (int64_t h = 0; place[r] >= 0 && h < g.heads; h++) {
             const int cell = place[r] * m->columns.total + (int)(h / m->columns.tile);
-            const int64_t at = id == DKV_LSE ? h * rows + r : (r * heads + h) * dim;
-            for (int64_t d = 0; d < dim; d++) {
+            const int64_t at = dkv_vectorAt(&g, r, h);
+            for (int64_t d = 0; d < g.d; d++) {
                 double x = valueOf(c, id, at + d, twin);
                 if (x < 0 || !twin) lift(&most[cell], x);
                 else most[cell] = (most[cell] < 0 ? 0 : most[cell]) + x * x, count[cell]++;

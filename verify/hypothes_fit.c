@@ -42,20 +42,10 @@ static int add(dkv_inquiry *q, const char *family, const char *name, const char 
 typedef enum partition { BY_NOTHING, BY_REGION, BY_HEAD, BY_SEGMENT, N_PARTITIONS } partition;
 static const char *const partition_word[] = {"", " by region", " by head", " by segment"};
 
-static int32_t segmentOf(const dkv_inquiry *q, const shape *s, int64_t row) {
-    const dualkv_problem *v = &q->in->l->view;
-    int32_t found = 0;
-    for (int32_t i = 0; i < v->n_segments; i++)
-        if ((s->keys ? v->segments[i].k_start : v->segments[i].q_start) <= row &&
-            (s->keys ? v->segments[i].k_len : v->segments[i].q_len) > 0)
-            found = i;
-    return found;
-}
-
 static int partOf(const dkv_inquiry *q, const shape *s, partition by, int64_t row, int64_t head) {
     if (by == BY_NOTHING) return 0;
     if (by == BY_HEAD) return (int)head;
-    const int32_t seg = segmentOf(q, s, row);
+    const int32_t seg = dkv_segmentOf(q->in->l, s->keys, row);
     return by == BY_SEGMENT ? seg : q->in->l->view.segments[seg].depth > 0;
 }
 

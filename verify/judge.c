@@ -51,23 +51,15 @@ static double ratioOf(double got, double truth, double bound, bool lse, int32_t 
 static void findPlace(const dkv_layout *l, const dualkv_arithmetic *a, const shape *s, int64_t row,
                       dkv_where *w) {
     const dualkv_problem *v = &l->view;
-    int32_t lo = 0, hi = v->n_segments;
     if (s->sums) {
         w->group = w->segment = w->row = w->tile_edge = -1;
         return;
     }
-    while (hi - lo > 1) { /* last segment that starts at or before the row and is not empty */
-        int32_t mid = lo + (hi - lo) / 2;
-        if ((s->keys ? v->segments[mid].k_start : v->segments[mid].q_start) <= row)
-            lo = mid;
-        else
-            hi = mid;
-    }
-    while (lo > 0 && (s->keys ? v->segments[lo].k_len : v->segments[lo].q_len) == 0) lo--;
-    w->segment = lo;
-    w->group = v->segments[lo].group;
-    w->row = row - (s->keys ? v->segments[lo].k_start : v->segments[lo].q_start);
-    w->region = v->segments[lo].depth > 0;
+    w->segment = dkv_segmentOf(l, s->keys, row);
+    const dualkv_segment *segment = &v->segments[w->segment];
+    w->group = segment->group;
+    w->row = row - dkv_firstRow(segment, s);
+    w->region = segment->depth > 0;
     w->tile_edge = -1;
     if (a->key_tile > 0) {
         int64_t past = w->row % a->key_tile, before = a->key_tile - past;
@@ -424,7 +416,7 @@ static __attribute__((format(printf, 4, 5))) size_t add(char *out, size_t n, siz
 static size_t addPlace(const dualkv_arithmetic *a, dkv_tensor_id id, const dkv_where *w, char *out, size_t n,
                        size_t at) {
     if (id == DKV_DSINK) return add(out, n, at, " at head %" PRId64, w->head);
-    at = add(out, n, at, " at group %" PRId64 ", %s", w->group, w->region ? "response" : "prompt");
+    at = add(out, n, at, " at group %" PRId64 ", %s", w->group, dkv_regionName(w->region));
     if (w->region) at = add(out, n, at, " (segment %" PRId64 ")", w->segment);
     at = add(out, n, at, ", %s %" PRId64, id == DKV_DK || id == DKV_DV ? "key" : "row", w->row);
     if (w->tile_edge >= 0 && w->tile_edge <= 2 && w->row >= a->key_tile / 2) {

@@ -203,11 +203,11 @@ static void addOracle(cJSON *o, const dkv_oracle_use *u) {
 char *dkv_printRecord(const dkv_result *r) { return dkv_printExcused(r, NULL, NULL); }
 
 char *dkv_printExcused(const dkv_result *r, const char *reason, const char *until) {
-    char *replay = malloc(DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
+    char *replay = malloc(DKV_REPLAY_MAX);
     cJSON *o = cJSON_CreateObject();
     char *text = NULL;
     if (!replay || !o) goto done;
-    dkv_replayCommand(r->line, r->kernel, replay, DKV_LINE_MAX + 4 * DKV_SPEC_MAX);
+    dkv_replayCommand(r->line, r->kernel, replay, DKV_REPLAY_MAX);
     cJSON_AddStringToObject(o, "line", r->line);
     cJSON_AddStringToObject(o, "kernel", r->kernel);
     if (dkv_kernelHash(r->kernel)[0]) cJSON_AddStringToObject(o, "kernel_sha256", dkv_kernelHash(r->kernel));

@@ -44,6 +44,8 @@ typedef struct dkv_remote_oracle {
     double seconds, flops; /* of the device */
 } dkv_remote_oracle;
 
+#define DKV_REMOTE_TIMEOUT 120 /* seconds that the oracle on a device may take beside its work, unless a test says otherwise */
+
 /* Words of --oracle and of records; DKV_EUSER with the nearest one. */
 const char *dkv_oracleName(dkv_oracle_mode m);
 int dkv_parseOracleMode(const char *word, dkv_oracle_mode *out, dkv_err *err);

@@ -121,15 +121,15 @@ static void noteSegment(dkv_case *c, int slip, dkv_tensor_id id, int32_t i, cons
     const dualkv_problem *v = &c->packed.view;
     const dualkv_segment *s = &v->segments[i];
     const double *x = dkv_outputAt(got, id);
-    bool keys = id == DKV_DK || id == DKV_DV, causal = v->mask == DUALKV_CAUSAL;
-    int64_t heads = keys ? v->hkv : v->hq, dim = id == DKV_O || id == DKV_DV ? v->dv : id == DKV_LSE ? 1 : v->dqk;
-    int64_t from = keys ? s->k_start : s->q_start, n = keys ? s->k_len : s->q_len;
+    const dkv_vectors g = dkv_vectorsOf(v, id);
+    const bool causal = v->mask == DUALKV_CAUSAL;
+    const int64_t from = dkv_firstRow(s, &g), n = dkv_countRows(s, &g);
     /* What is sampled is sampled here, too: not more than so many elements of a segment. */
-    int64_t step = c->result->strength.sampled ? 1 + n * heads * dim / SEGMENT_MOST : 1;
+    int64_t step = c->result->strength.sampled ? 1 + n * g.heads * g.d / SEGMENT_MOST : 1;
     for (int64_t r = 0; x && r < n; r += step)
-        for (int64_t h = 0; h < heads; h++)
-            for (int64_t e = 0; e < dim; e++) {
-                int64_t at = id == DKV_LSE ? h * v->tq + from + r : ((from + r) * heads + h) * dim + e;
+        for (int64_t h = 0; h < g.heads; h++)
+            for (int64_t e = 0; e < g.d; e++) {
+                int64_t at = dkv_vectorAt(&g, from + r, h) + e;
                 dkv_noteSlip(c, slip, id, i, at, x[at], id <= DKV_LSE && causal ? s->context + r + 1 : 0);
             }
 }

@@ -17,7 +17,7 @@ static int load(const char *text, dkv_waivers *w, dkv_err *err) {
     int fd = mkstemp(path);
     assert_true(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
     close(fd);
-    int rc = dkv_loadWaivers(path, true, w, err);
+    int rc = dkv_loadWaivers(path, w, err);
     unlink(path);
     return rc;
 }
@@ -70,9 +70,13 @@ static void what_is_not_a_waiver_is_refused(void **state) {
     }
     dkv_waivers w;
     dkv_err err = {0};
-    assert_int_equal(dkv_loadWaivers("/nonexistent/w", true, &w, &err), DKV_EUSER);
-    assert_int_equal(dkv_loadWaivers("/nonexistent/w", false, &w, &err), 0);
+    assert_int_equal(dkv_loadWaivers("/nonexistent/w", &w, &err), DKV_EUSER);
+    char *data = strdup(dkv_dataDir());
+    setenv("DUALKV_DATA", "/nonexistent", 1);
+    assert_int_equal(dkv_loadWaivers(NULL, &w, &err), 0);
     assert_int_equal(w.n, 0);
+    setenv("DUALKV_DATA", data, 1);
+    free(data);
 }
 
 static void our_own_files_are_read(void **state) {
@@ -82,7 +86,7 @@ static void our_own_files_are_read(void **state) {
     dkv_suite corpus;
     dkv_err err = {0};
     snprintf(path, sizeof path, "%s/waivers.txt", dkv_dataDir());
-    if (dkv_loadWaivers(path, true, &w, &err)) fail_msg("%s", err.text);
+    if (dkv_loadWaivers(path, &w, &err)) fail_msg("%s", err.text);
     for (int i = 0; i < w.n; i++) assert_false(dkv_isExpired(&w, &w.list[i]));
     dkv_freeWaivers(&w);
     if (dkv_loadSuite("corpus", &corpus, &err)) fail_msg("%s", err.text);

@@ -15,11 +15,23 @@ dkv_vectors dkv_vectorsOf(const dualkv_problem *v, dkv_tensor_id id) {
     }
 }
 
+int32_t dkv_segmentOf(const dkv_layout *l, bool keys, int64_t row) {
+    const dkv_vectors s = {.keys = keys};
+    int32_t low = 0, high = l->view.n_segments - 1;
+    while (low < high) { /* the last segment that begins at or before the row, and has any */
+        const int32_t mid = (low + high + 1) / 2;
+        if (dkv_firstRow(&l->view.segments[mid], &s) <= row) low = mid;
+        else high = mid - 1;
+    }
+    while (low > 0 && !dkv_countRows(&l->view.segments[low], &s)) low--;
+    return low;
+}
+
 void dkv_markRegions(const dualkv_problem *v, const dkv_vectors *s, uint8_t *region) {
     memset(region, 0, (size_t)s->rows);
     for (int32_t e = 0; e < v->n_segments && !s->sums; e++) {
         const dualkv_segment *seg = &v->segments[e];
-        memset(region + (s->keys ? seg->k_start : seg->q_start), seg->depth > 0, (size_t)(s->keys ? seg->k_len : seg->q_len));
+        memset(region + dkv_firstRow(seg, s), seg->depth > 0, (size_t)dkv_countRows(seg, s));
     }
 }
 

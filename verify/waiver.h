@@ -25,8 +25,8 @@ typedef struct dkv_waivers {
 } dkv_waivers;
 
 /* DKV_EUSER: a line that is not a waiver (field missing, line not canonical, no such kernel, no such day,
- * twice the same). A file that is not there is an error where `needed`. */
-int dkv_loadWaivers(const char *path, bool needed, dkv_waivers *out, dkv_err *err);
+ * twice the same), a file that is not there. NULL: waivers.txt of the data, where there is one. */
+int dkv_loadWaivers(const char *path, dkv_waivers *out, dkv_err *err);
 void dkv_freeWaivers(dkv_waivers *w);
 
 /* The waiver of a line and a kernel, or NULL. */
