@@ -5,6 +5,7 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <ctype.h>
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -229,6 +230,45 @@ static void kernels_and_references_share_no_mask(void **state) {
     assert_true(reaches("ref/mask.c", "mask_pair.h", 0) && reaches("cuda/forward.cu", "walk.h", 0)); /* it looks */
 }
 
+/* Is there a line with the name as a word, and where `defined` one that begins in the first column, with a '(' and no end? */
+static int names(const char *path, const char *name, int defined) {
+    char line[1000];
+    size_t n = strlen(name);
+    int found = 0;
+    FILE *f = fopen(path, "r");
+    if (!f) fail_msg("%s: no such file", path);
+    while (!found && fgets(line, sizeof line, f)) {
+        const char *at = strstr(line, name);
+        line[strcspn(line, "\n")] = 0;
+        if (!at || (at > line && (isalnum(at[-1]) || at[-1] == '_')) || isalnum(at[n]) || at[n] == '_') continue;
+        found = !defined || (isalpha(line[0]) && at[n] == '(' && line[strlen(line) - 1] != ';');
+    }
+    fclose(f);
+    return found;
+}
+
+/* verify/WALK.md: each function is in its file, and named in that of an earlier hop. */
+static void the_walk_is_true(void **state) {
+    (void)state;
+    enum { MOST = 100 };
+    static char file[MOST][100];
+    char line[1000], name[100];
+    int n = 0;
+    FILE *f = fopen("verify/WALK.md", "r");
+    assert_non_null(f);
+    while (n < MOST && fgets(line, sizeof line, f)) {
+        const char *hop = strncmp(line, "| \xc2\xb7 ", 5) ? line + 2 : line + 5;
+        if (line[0] != '|' || sscanf(hop, "`%99[^`]` | %99s |", name, file[n]) != 2) continue;
+        int told = n == 0;
+        for (int i = 0; i < n && !told; i++) told = names(file[i], name, 0);
+        if (!names(file[n], name, 1)) fail_msg("%s is not in %s", name, file[n]);
+        if (!told) fail_msg("%s: no earlier hop's file names it", name);
+        n++;
+    }
+    fclose(f);
+    assert_true(n > 40 && n < MOST);
+}
+
 /* What is longer than this is two things. */
 enum { LINES_MOST = 800 };
 
@@ -276,6 +316,7 @@ int main(void) {
         cmocka_unit_test(rooms_include_downwards),
         cmocka_unit_test(kernels_of_others_see_the_public_header),
         cmocka_unit_test(kernels_and_references_share_no_mask),
+        cmocka_unit_test(the_walk_is_true),
         cmocka_unit_test(files_are_short),
         cmocka_unit_test(the_rule_refuses),
     };
