@@ -97,12 +97,13 @@ class ActionTest(unittest.TestCase):
         self.assertTrue(errors[0].startswith("::error title=dualkv gate%3A status::" + LINE))
 
     def test_nothing_of_an_input_is_run(self):
-        bad = "$(touch owned); touch owned `touch owned` ' \" \\ || true"
-        for name in ("kernel", "accepted", "time", "floor", "options", "out"):
-            code, out, outputs, summary = self.runner.run(**{"kernel": "emu", "time": "1", "options": "--no-fuzz " + LINE} | {name: bad})
-            self.assertEqual(code == 0, name == "out", name)  # it is a name like any other, for a folder
-            self.assertFalse(list(self.runner.work.rglob("owned")), name)
-            self.assertEqual(set(outputs), {"verdict", "exit-code"})
+        # each way alone: an unbalanced quote would keep an `eval` from running the rest
+        for bad in ("$(touch owned)", "`touch owned`", "x; touch owned", "' ; touch owned ; '", '" ; touch owned ; "', "x || touch owned \\"):
+            for name in ("kernel", "accepted", "time", "floor", "options", "out"):
+                code, out, outputs, summary = self.runner.run(**{"kernel": "emu", "time": "1", "options": "--no-fuzz " + LINE} | {name: bad})
+                self.assertFalse(list(self.runner.work.rglob("owned")), (name, bad))
+                self.assertEqual(code == 0, name == "out", (name, bad))  # it is a name like any other, for a folder
+                self.assertEqual(set(outputs), {"verdict", "exit-code"})
 
     def test_annotations_survive_the_runner(self):
         kernel = self.runner.work / "k.py"
