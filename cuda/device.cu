@@ -62,13 +62,17 @@ static int device_memory(uint64_t *free_bytes, uint64_t *total) {
 static int device_alloc(void **p, size_t n) { return TRY(cudaMalloc(p, n ? n : 1)); }
 static int device_release(void *p) { return TRY(cudaFree(p)); }
 
+static int device_queueIn(void *device, const void *host, size_t n, void *stream) {
+    return TRY(cudaMemcpyAsync(device, host, n, cudaMemcpyHostToDevice, (cudaStream_t)stream));
+}
+static int device_queueOut(void *host, const void *device, size_t n, void *stream) {
+    return TRY(cudaMemcpyAsync(host, device, n, cudaMemcpyDeviceToHost, (cudaStream_t)stream));
+}
 static int device_copyIn(void *device, const void *host, size_t n, void *stream) {
-    return TRY(cudaMemcpyAsync(device, host, n, cudaMemcpyHostToDevice, (cudaStream_t)stream)) ||
-           TRY(cudaStreamSynchronize((cudaStream_t)stream));
+    return device_queueIn(device, host, n, stream) || TRY(cudaStreamSynchronize((cudaStream_t)stream));
 }
 static int device_copyOut(void *host, const void *device, size_t n, void *stream) {
-    return TRY(cudaMemcpyAsync(host, device, n, cudaMemcpyDeviceToHost, (cudaStream_t)stream)) ||
-           TRY(cudaStreamSynchronize((cudaStream_t)stream));
+    return device_queueOut(host, device, n, stream) || TRY(cudaStreamSynchronize((cudaStream_t)stream));
 }
 static int device_copy(void *to, const void *from, size_t n, void *stream) {
     return TRY(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, (cudaStream_t)stream));
@@ -233,6 +237,8 @@ extern "C" __attribute__((visibility("default"))) const dkv_device_ops *dkv_devi
         device_probe,
         device_allocHost,
         device_releaseHost,
+        device_queueIn,
+        device_queueOut,
     };
     return &ops;
 }

@@ -81,6 +81,9 @@ typedef struct dkv_device_ops {
     /* Host memory that copies reach without another copy on the way. */
     int (*allocHost)(void **p, size_t n);
     int (*releaseHost)(void *p); /* NULL is allowed */
+    /* Copies between such memory and the device, queued only. */
+    int (*queueIn)(void *device, const void *host, size_t n, void *stream);
+    int (*queueOut)(void *host, const void *device, size_t n, void *stream);
 } dkv_device_ops;
 
 const dkv_device_ops *dkv_deviceOps(void);

@@ -13,14 +13,16 @@
 #define DELAY_BYTES ((size_t)64 << 20)
 #define DELAY_FILLS 256 /* of DELAY_BYTES each: 5 ms at 3 TB/s */
 #define BUSY_SECONDS 20.0
-/* Small arenas go there and back in one copy each way, and their memory stays for the next plan. */
+/* Small arenas are an image in one piece of memory that stays: no allocation, one copy each way. */
 #define SMALL_BYTES ((int64_t)16 << 20)
-#define SLAB_ALIGN 256
+#define PLACE_BYTES (SMALL_BYTES + 2 * PHASE)
+#define TABLES_BYTES ((size_t)1 << 20)
+#define TABLE_ALIGN 256
 
-/* A block of the arena with the gaps on both sides of it: bytes [from, from + bytes) of the arena. */
+/* Bytes [from, from + bytes) of the arena: the whole of an image, else a block with the gaps on both sides of it. */
 typedef struct region {
     int64_t from, bytes;
-    int64_t room, slab;    /* bytes of raw; where in the slab */
+    int64_t room;          /* bytes of raw */
     void *raw, *raw_stage; /* allocations; the stage only once it was needed */
     uint8_t *at, *stage;   /* where `from` is in them */
 } region;
@@ -33,10 +35,14 @@ struct dkv_gpu {
     int n_regions;
     region region[DKV_N_SLOTS];
     uint8_t *gap[2]; /* host: room for the largest gap, twice */
-    /* of small arenas: all regions one after another, on the device and here; slab_bytes 0: the plan is not small */
-    void *slab, *host_slab;
-    int64_t slab_bytes;
-    void *tables; /* of the problem */
+    /* Two places for images (a move goes to the other), then the tables of a small problem; `host`, pinned, one place and
+     * the tables. `used`: bytes at the present place that are not 0xFF. */
+    void *slab, *slab_stage, *host;
+    uint8_t *place[2];
+    int at_place;
+    int64_t used;
+    bool image; /* the plan is one: n_regions is 1 */
+    void *tables; /* of the problem, where they are not in the slab */
     size_t tables_room;
     const uint8_t *segments, *ranges, *slopes;
     bool has_problem;
@@ -148,7 +154,8 @@ void dkv_closeGpu(dkv_gpu *g) {
     g->ops->release(g->tables);
     dropRegions(g);
     g->ops->release(g->slab);
-    g->ops->releaseHost(g->host_slab);
+    g->ops->release(g->slab_stage);
+    g->ops->releaseHost(g->host);
     g->ops->release(g->delay);
     g->ops->closeEvent(g->first);
     g->ops->closeEvent(g->last);
@@ -188,27 +195,53 @@ static int allocRegion(const dkv_gpu *g, const region *r, void **raw, int64_t *r
     return 0;
 }
 
-/* Where each region lies in the slab, and room for it; without that, regions are copied one by one. */
-static void placeSlab(dkv_gpu *g) {
-    int64_t end = 0;
-    for (int i = 0; i < g->n_regions; i++) {
-        g->region[i].slab = end;
-        end += (g->region[i].bytes + SLAB_ALIGN - 1) / SLAB_ALIGN * SLAB_ALIGN;
-    }
-    g->slab_bytes = end <= SMALL_BYTES ? end : 0;
-    if (!g->slab_bytes || g->slab) return;
-    if (!g->ops->alloc(&g->slab, (size_t)SMALL_BYTES) && !g->ops->allocHost(&g->host_slab, (size_t)SMALL_BYTES)) return;
-    g->ops->release(g->slab);
-    g->slab = NULL;
-    g->slab_bytes = 0;
+static void releaseLarge(const dkv_gpu *g, region *r) {
+    if (r->room <= SMALL_BYTES) return;
+    g->ops->release(r->raw);
+    r->raw = NULL;
+    r->room = 0;
 }
 
-static int allocPlan(dkv_gpu *g, const dkv_plan *plan) {
+static uint8_t *atPhase(void *p) { return (uint8_t *)p + (-(uintptr_t)p & (PHASE - 1)); }
+
+/* Once; without it, regions are allocated and copied one by one. All of it is 0xFF, NaN in every format. */
+static bool openSlab(dkv_gpu *g) {
+    const size_t bytes = 2 * (size_t)PLACE_BYTES + TABLES_BYTES;
+    if (g->slab) return true;
+    if (g->ops->alloc(&g->slab, bytes) || g->ops->fill(g->slab, 0xFF, bytes, g->stream) ||
+        g->ops->allocHost(&g->host, (size_t)PLACE_BYTES + TABLES_BYTES)) {
+        g->ops->release(g->slab);
+        g->slab = NULL;
+        return false;
+    }
+    for (int i = 0; i < 2; i++) g->place[i] = atPhase(g->slab) + i * (PLACE_BYTES - PHASE);
+    return true;
+}
+
+/* What a plan before it left behind its end goes with the first copy (sendArena). */
+static int placeImage(dkv_gpu *g, const dkv_plan *plan, int move) {
+    if (move && g->used && g->ops->fill(g->place[g->at_place], 0xFF, (size_t)g->used, g->stream)) return 1;
+    if (move) {
+        g->at_place ^= 1;
+        g->used = 0;
+    }
+    for (int i = 0; i < DKV_N_SLOTS; i++) releaseLarge(g, &g->region[i]);
+    g->region[0].from = 0;
+    g->region[0].bytes = plan->size;
+    g->region[0].at = g->place[g->at_place];
+    g->region[0].stage = NULL;
+    g->n_regions = 1;
+    return 0;
+}
+
+static int allocPlan(dkv_gpu *g, const dkv_plan *plan, int move) {
     int64_t widest = 1;
     if (g->exact) dropRegions(g);
     dropGaps(g);
     g->n_regions = 0;
     g->plan = *plan;
+    g->image = !g->exact && plan->size <= SMALL_BYTES && openSlab(g);
+    if (g->image) return placeImage(g, plan, move);
     for (int i = 0; i <= plan->n_blocks; i++)
         if (gapEnd(plan, i) - gapBegin(plan, i) > widest) widest = gapEnd(plan, i) - gapBegin(plan, i);
     for (int i = 0; i < 2; i++) g->gap[i] = malloc((size_t)widest);
@@ -221,14 +254,7 @@ static int allocPlan(dkv_gpu *g, const dkv_plan *plan) {
         r->raw_stage = NULL;
         if (allocRegion(g, r, &r->raw, &r->room, &r->at)) return 1;
     }
-    for (int i = plan->n_blocks; i < DKV_N_SLOTS; i++) { /* of a plan with more blocks: not kept where large */
-        region *r = &g->region[i];
-        if (r->room <= SMALL_BYTES) continue;
-        g->ops->release(r->raw);
-        r->raw = NULL;
-        r->room = 0;
-    }
-    placeSlab(g);
+    for (int i = plan->n_blocks; i < DKV_N_SLOTS; i++) releaseLarge(g, &g->region[i]); /* of a plan with more blocks */
     return 0;
 }
 
@@ -237,43 +263,60 @@ static int placePlan(dkv_gpu *g, const dkv_plan *plan, int move) {
     region old[DKV_N_SLOTS];
     bool same = g->n_regions && memcmp(&g->plan, plan, sizeof *plan) == 0;
     if (same && !move) return 0;
-    if (!same) return allocPlan(g, plan);
+    if (!same || g->image) return allocPlan(g, plan, move);
     memcpy(old, g->region, sizeof old);
     memset(g->region, 0, sizeof g->region);
-    int rc = allocPlan(g, plan);
+    int rc = allocPlan(g, plan, move);
     releaseRegions(g, old);
-    return rc ? allocPlan(g, plan) : 0;
+    return rc ? allocPlan(g, plan, move) : 0;
 }
 
-/* The problem's arrays, one after another. */
+/* Room for the problem's arrays: on the device, and here for the copy (to be freed, unless it is the slab's). */
+static int findTables(dkv_gpu *g, size_t bytes, uint8_t **device, uint8_t **here) {
+    if (g->slab && bytes <= TABLES_BYTES) {
+        *device = (uint8_t *)g->slab + 2 * (size_t)PLACE_BYTES;
+        *here = (uint8_t *)g->host + PLACE_BYTES;
+        return 0;
+    }
+    if (bytes > g->tables_room) {
+        g->ops->release(g->tables);
+        g->tables = NULL;
+        g->tables_room = 0;
+        if (g->ops->alloc(&g->tables, bytes)) return 1;
+        g->tables_room = bytes;
+    }
+    *device = g->tables;
+    *here = malloc(bytes + 1);
+    return *here == NULL;
+}
+
+/* The problem's arrays, one after another. In the slab the copy is queued only. */
 static int placeProblem(dkv_gpu *g, const dualkv_problem *v) {
     const void *const from[] = {v->segments, v->ranges, v->alibi_slopes};
     const size_t bytes[] = {(size_t)v->n_segments * sizeof *v->segments, (size_t)v->n_ranges * sizeof *v->ranges,
                             v->alibi_slopes ? (size_t)v->hq * sizeof(float) : 0};
     const uint8_t **const to[] = {&g->segments, &g->ranges, &g->slopes};
     size_t at[4] = {0};
+    uint8_t *device, *here;
     if (g->has_problem) return 0;
-    for (int i = 0; i < 3; i++) at[i + 1] = at[i] + (bytes[i] + SLAB_ALIGN - 1) / SLAB_ALIGN * SLAB_ALIGN;
-    if (at[3] > g->tables_room) {
-        g->ops->release(g->tables);
-        g->tables = NULL;
-        g->tables_room = 0;
-        if (g->ops->alloc(&g->tables, at[3])) return 1;
-        g->tables_room = at[3];
-    }
-    uint8_t *all = calloc(1, at[3] + 1);
-    if (!all) return 1;
+    for (int i = 0; i < 3; i++) at[i + 1] = at[i] + (bytes[i] + TABLE_ALIGN - 1) / TABLE_ALIGN * TABLE_ALIGN;
+    if (findTables(g, at[3], &device, &here)) return 1;
+    memset(here, 0, at[3]);
     for (int i = 0; i < 3; i++) {
-        if (bytes[i]) memcpy(all + at[i], from[i], bytes[i]);
-        *to[i] = from[i] ? (const uint8_t *)g->tables + at[i] : NULL;
+        if (bytes[i]) memcpy(here + at[i], from[i], bytes[i]);
+        *to[i] = from[i] ? device + at[i] : NULL;
     }
-    int rc = at[3] ? g->ops->copyIn(g->tables, all, at[3], g->stream) : 0;
-    free(all);
+    const bool own = device == g->tables;
+    int rc = at[3] == 0 ? 0
+             : own      ? g->ops->copyIn(device, here, at[3], g->stream)
+                        : g->ops->queueIn(device, here, at[3], g->stream);
+    if (own) free(here);
     g->has_problem = !rc;
     return rc;
 }
 
 static void *onDevice(const dkv_gpu *g, int64_t offset) {
+    if (g->image) return g->region[0].at + offset;
     for (int i = 0; i < g->n_regions; i++) {
         const dkv_block_place *b = &g->plan.block[i];
         if (offset >= b->offset && offset <= b->offset + b->bytes)
@@ -301,32 +344,27 @@ static void makeDeviceLaunch(const dkv_gpu *g, const dualkv_problem *v, uint8_t 
 
 /* ---- there and back ---- */
 
-/* Between the slab and the regions; copies are queued. */
-static int moveSlab(const dkv_gpu *g, bool staged, bool back) {
-    for (int i = 0; i < g->n_regions; i++) {
+/* Of an image the copy is queued only. */
+static int sendArena(dkv_gpu *g, const uint8_t *base, bool staged) {
+    for (int i = 0; i < g->n_regions && !g->image; i++) {
         const region *r = &g->region[i];
-        uint8_t *at = staged ? r->stage : r->at, *slab = (uint8_t *)g->slab + r->slab;
-        if (r->bytes && g->ops->copy(back ? slab : at, back ? at : slab, (size_t)r->bytes, g->stream)) return 1;
+        if (g->ops->copyIn(staged ? r->stage : r->at, base + r->from, (size_t)r->bytes, g->stream)) return 1;
     }
-    return 0;
+    if (!g->image) return 0;
+    const region *r = &g->region[0];
+    int64_t n = r->bytes;
+    memcpy(g->host, base, (size_t)n);
+    if (!staged && g->used > n) {
+        memset((uint8_t *)g->host + n, 0xFF, (size_t)(g->used - n));
+        n = g->used;
+    }
+    if (!staged) g->used = r->bytes;
+    return g->ops->queueIn(staged ? r->stage : r->at, g->host, (size_t)n, g->stream);
 }
 
-static int sendArena(const dkv_gpu *g, const uint8_t *base, bool staged) {
-    for (int i = 0; i < g->n_regions; i++) {
-        const region *r = &g->region[i];
-        if (g->slab_bytes) memcpy((uint8_t *)g->host_slab + r->slab, base + r->from, (size_t)r->bytes);
-        else if (g->ops->copyIn(staged ? r->stage : r->at, base + r->from, (size_t)r->bytes, g->stream)) return 1;
-    }
-    if (!g->slab_bytes) return 0;
-    return g->ops->copyIn(g->slab, g->host_slab, (size_t)g->slab_bytes, g->stream) || moveSlab(g, staged, false);
-}
-
-/* Bytes [from, from + bytes) of a region, here or into `to`. NULL: failed. */
-static const uint8_t *fetchBytes(const dkv_gpu *g, const region *r, int64_t from, int64_t bytes, bool staged, uint8_t *to) {
-    const int64_t at = from - r->from;
-    if (g->slab_bytes) return (const uint8_t *)g->host_slab + r->slab + at;
-    if (bytes && g->ops->copyOut(to, (staged ? r->stage : r->at) + at, (size_t)bytes, g->stream)) return NULL;
-    return to;
+/* Bytes [from, from + bytes) of a region into `to`. */
+static int fetchBytes(const dkv_gpu *g, const region *r, int64_t from, int64_t bytes, bool staged, uint8_t *to) {
+    return bytes && g->ops->copyOut(to, (staged ? r->stage : r->at) + (from - r->from), (size_t)bytes, g->stream);
 }
 
 /* A gap lies on the device twice, behind one block and before the next; a byte that changed in either counts.
@@ -337,8 +375,8 @@ static int fetchGap(const dkv_gpu *g, int i, uint8_t *base, bool staged) {
     for (int side = 0; side < 2; side++) {
         int of = i - 1 + side;
         if (of < 0 || of >= g->n_regions) continue;
-        copy[side] = fetchBytes(g, &g->region[of], from, bytes, staged, g->gap[side]);
-        if (!copy[side]) return 1;
+        if (fetchBytes(g, &g->region[of], from, bytes, staged, g->gap[side])) return 1;
+        copy[side] = g->gap[side];
     }
     for (int64_t j = 0; j < bytes; j++)
         if (copy[0][j] != base[from + j]) base[from + j] = copy[0][j];
@@ -346,19 +384,32 @@ static int fetchGap(const dkv_gpu *g, int i, uint8_t *base, bool staged) {
     return 0;
 }
 
-/* Workspace stays where it is: nobody looks into it. */
+/* The bytes of a piece of the image, queued; then, once they are there, from the pinned memory to the arena. */
+static int queuePiece(const dkv_gpu *g, int64_t from, int64_t to, bool staged) {
+    const region *r = &g->region[0];
+    return to > from && g->ops->queueOut((uint8_t *)g->host + from, (staged ? r->stage : r->at) + from, (size_t)(to - from),
+                                         g->stream);
+}
+
+/* Workspace stays where it is, as the last block: nobody looks into it. */
+static int fetchImage(const dkv_gpu *g, uint8_t *base, bool staged) {
+    const dkv_block_place *last = &g->plan.block[g->plan.n_blocks - 1];
+    const bool work = last->role == DKV_ROLE_WORK;
+    const int64_t size = g->plan.size, first = work ? last->offset : size, second = work ? first + last->bytes : size;
+    if (queuePiece(g, 0, first, staged) || queuePiece(g, second, size, staged) || g->ops->syncStream(g->stream)) return 1;
+    memcpy(base, g->host, (size_t)first);
+    if (size > second) memcpy(base + second, (uint8_t *)g->host + second, (size_t)(size - second));
+    return 0;
+}
+
 static int fetchArena(const dkv_gpu *g, uint8_t *base, bool staged) {
-    if (g->slab_bytes && (moveSlab(g, staged, true) ||
-                          g->ops->copyOut(g->host_slab, g->slab, (size_t)g->slab_bytes, g->stream)))
-        return 1;
+    if (g->image) return fetchImage(g, base, staged);
     for (int i = 0; i <= g->n_regions; i++)
         if (fetchGap(g, i, base, staged)) return 1;
     for (int i = 0; i < g->n_regions; i++) {
         const dkv_block_place *b = &g->plan.block[i];
-        if (b->role == DKV_ROLE_WORK || b->bytes == 0) continue;
-        const uint8_t *x = fetchBytes(g, &g->region[i], b->offset, b->bytes, staged, base + b->offset);
-        if (!x) return 1;
-        if (x != base + b->offset) memcpy(base + b->offset, x, (size_t)b->bytes);
+        if (b->role == DKV_ROLE_WORK) continue;
+        if (fetchBytes(g, &g->region[i], b->offset, b->bytes, staged, base + b->offset)) return 1;
     }
     return 0;
 }
@@ -415,7 +466,7 @@ static dkv_outcome runBusy(const dkv_gpu *g, const dkv_gpu_launch *c, const dual
     return o;
 }
 
-static dkv_outcome runGraph(const dkv_gpu *g, const dkv_gpu_launch *c, const dualkv_launch *l,
+static dkv_outcome runGraph(dkv_gpu *g, const dkv_gpu_launch *c, const dualkv_launch *l,
                             const uint8_t *base, double *seconds, char *why, size_t n) {
     const dkv_device_ops *o = g->ops;
     void *graph = NULL;
@@ -424,7 +475,7 @@ static dkv_outcome runGraph(const dkv_gpu *g, const dkv_gpu_launch *c, const dua
     if (o->endGraph(g->stream, &graph) && rc == DKV_W_OK) rc = deviceFailed(g, DKV_W_ERROR, why, n);
     if (rc == DKV_W_ERROR && o->sync()) rc = DKV_W_CRASHED;
     for (int replay = 0; replay < 2 && rc == DKV_W_OK; replay++) {
-        if (replay && sendArena(g, base, false)) rc = deviceFailed(g, DKV_W_HARNESS, why, n);
+        if (replay && (sendArena(g, base, false) || o->sync())) rc = deviceFailed(g, DKV_W_HARNESS, why, n);
         else if (o->recordEvent(g->first, g->stream) || o->launchGraph(graph, g->stream) ||
                  o->recordEvent(g->last, g->stream))
             rc = deviceFailed(g, DKV_W_ERROR, why, n);
@@ -437,10 +488,12 @@ static dkv_outcome runGraph(const dkv_gpu *g, const dkv_gpu_launch *c, const dua
 /* Everything poison but the stage, which holds the arena. */
 static int stageArena(dkv_gpu *g, const uint8_t *base) {
     if (!g->delay && g->ops->alloc(&g->delay, DELAY_BYTES)) return 1;
+    if (g->image && !g->slab_stage && g->ops->alloc(&g->slab_stage, (size_t)PLACE_BYTES)) return 1;
     for (int i = 0; i < g->n_regions; i++) {
         region *r = &g->region[i];
         int64_t room = 0;
-        if (!r->raw_stage && allocRegion(g, r, &r->raw_stage, &room, &r->stage)) return 1;
+        if (g->image) r->stage = atPhase(g->slab_stage);
+        else if (!r->raw_stage && allocRegion(g, r, &r->raw_stage, &room, &r->stage)) return 1;
         if (g->ops->fill(r->at, 0xFF, (size_t)r->bytes, g->stream)) return 1;
     }
     return sendArena(g, base, true) || g->ops->sync();
@@ -508,7 +561,7 @@ static int byValue(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static int sendInputs(const dkv_gpu *g, const dkv_inputs *in) {
+static int sendInputs(dkv_gpu *g, const dkv_inputs *in) {
     const void *from[DKV_SLOT_O] = {in->q, in->k, in->v, in->d_o, in->d_lse, in->sink};
     for (int s = 0; s < DKV_SLOT_O; s++) {
         const dkv_view *w = &g->plan.view[s];
@@ -516,6 +569,7 @@ static int sendInputs(const dkv_gpu *g, const dkv_inputs *in) {
         if (w->present && bytes && g->ops->copyIn(onDevice(g, w->offset), from[s], bytes, g->stream))
             return 1;
     }
+    if (g->used < g->plan.size) g->used = g->plan.size;
     return g->ops->sync();
 }
 
@@ -530,7 +584,7 @@ dkv_outcome dkv_timeOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, const dkv_inputs 
     memset(out, 0, sizeof *out);
     if (placePlan(g, c->plan, 0) || placeProblem(g, c->view) || sendInputs(g, in))
         o = deviceFailed(g, DKV_W_HARNESS, why, n);
-    for (int i = 0; i < g->n_regions; i++) out->bytes += g->plan.block[i].bytes;
+    for (int i = 0; i < g->plan.n_blocks; i++) out->bytes += g->plan.block[i].bytes;
     for (int b = 0; b < directions && o == DKV_W_OK; b++) makeDeviceLaunch(g, c->view, base, b, &l[b]);
     bool warm = false;
     for (int i = 1; o == DKV_W_OK && out->runs < TIMED_MOST; i++) {

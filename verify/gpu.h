@@ -1,10 +1,9 @@
 /* gpu.h: the worker's side of kernels whose memory is DUALKV_CUDA.
  *
- * The arena stays the truth: it lies in host memory and belongs to the coordinator. Before a launch each of
- * its blocks is copied to the device byte for byte with the whole guards on both sides of it, into an
- * allocation of its own, at an address that equals the arena's offset modulo 8192 (so it is aligned, or not,
- * as the plan says); afterwards everything comes back, so that the coordinator's checks of guards, poison and
- * inputs hold as they are. The kernel runs on a stream that does not wait for the default stream; then the
+ * The arena stays the truth: it lies in host memory and belongs to the coordinator. Before a launch it is copied to the
+ * device byte for byte, guards and poison with it, to addresses that equal its offsets modulo 8192 (so each block is
+ * aligned, or not, as the plan says); afterwards everything comes back, so that the coordinator's checks of guards,
+ * poison and inputs hold as they are. The kernel runs on a stream that does not wait for the default stream; then the
  * whole device is waited for.
  *
  *   run=side   the inputs arrive by copies queued on the kernel's own stream behind milliseconds of other
@@ -12,9 +11,12 @@
  *   run=graph  the launch is captured and replayed twice, everything poisoned again between
  *   run=busy   beside a kernel that keeps half of the multiprocessors busy
  *
- * Arenas up to 16 MiB go in one copy through pinned memory, and allocations stay for the next problem, as wide as the
- * next power of two. With DUALKV_EXACT_MEMORY=1 each is made anew and exactly as large as its block with guards, so that
- * compute-sanitizer sees where it ends.
+ * Arenas up to 16 MiB are an image in one piece of device memory that each worker takes once: one copy there and one
+ * back through pinned memory, by the copy engines, so that the kernel alone needs the multiprocessors (processes that
+ * share a device get those in turns, and each turn is waited for). What an earlier problem left behind the image's end
+ * is made 0xFF again. Larger ones lie block by block, each with the whole guards on both sides of it, in allocations of
+ * their own; so do all with DUALKV_EXACT_MEMORY=1, made anew and exactly as large, so that compute-sanitizer sees where
+ * they end.
  *
  * The last three run the kernel once before (code is loaded at first use, which may wait for the device). */
 #ifndef DKV_GPU_H

@@ -81,6 +81,35 @@ static void wrong_kernels_are_caught(void **state) {
     mustBe(DKV_ST_PASSED, "fake+how=once", SMALL " run=busy", "");
 }
 
+/* Nothing of an earlier problem is left behind the end of a later one. */
+static void memory_is_clean(void **state) {
+    (void)state;
+    dkv_worker w;
+    dkv_kernel_spec s = spec("fake+how=peeks");
+    dkv_initWorker(&w, &s, 60);
+    runWith(&w, "shape=200 heads=4:4 dim=64 dtype=fp32");
+    assert_int_equal(runWith(&w, SMALL " dtype=fp32"), DKV_ST_FAILED);
+    assert_int_equal(runWith(&w, SMALL " dtype=fp32"), DKV_ST_FAILED);
+    assert_int_equal(w.starts, 1);
+    dkv_stopWorker(&w);
+}
+
+/* Where there is no room for an image, or for a sanitizer, each block lies in an allocation of its own. */
+static void blocks_alone(void **state) {
+    (void)state;
+    static const char *const names[] = {"DUALKV_FAKE_ROOM", "DUALKV_EXACT_MEMORY"}, *const values[] = {"1000000", "1"};
+    for (int i = 0; i < 2; i++) {
+        setenv(names[i], values[i], 1);
+        mustBe(DKV_ST_PASSED, "fake", SMALL, "");
+        mustBe(DKV_ST_PASSED, "fake", SMALL " run=aba", "");
+        mustBe(DKV_ST_OUT_OF_BOUNDS, "fake+how=after", SMALL, "after O");
+        mustBe(DKV_ST_OUT_OF_BOUNDS, "fake+how=far-before", SMALL, "1 bytes written");
+        if (i > 0) mustBe(DKV_ST_UNWRITTEN, "fake+how=null-stream", SMALL " run=side", "O were never written");
+        mustBe(DKV_ST_FAILED, "fake+how=pinned", "shape=33 heads=2:2 dim=8 grad=off", "the same data in other buffers");
+        unsetenv(names[i]);
+    }
+}
+
 /* An error that passes is the case's alone; one that stays ends the worker, and the next case has a fresh
  * one. */
 static void device_errors_are_words(void **state) {
@@ -158,6 +187,8 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(right_kernels_pass),
         cmocka_unit_test(wrong_kernels_are_caught),
+        cmocka_unit_test(memory_is_clean),
+        cmocka_unit_test(blocks_alone),
         cmocka_unit_test(device_errors_are_words),
         cmocka_unit_test(records_name_the_device),
         cmocka_unit_test(no_device_is_said_before_anything_runs),
