@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../ref/device.h"
 
@@ -218,6 +219,10 @@ static bool openSlab(dkv_gpu *g) {
     return true;
 }
 
+static bool fitsImage(dkv_gpu *g, const dkv_plan *plan) {
+    return !g->exact && plan->size <= SMALL_BYTES && openSlab(g);
+}
+
 /* What a plan before it left behind its end goes with the first copy (sendArena). */
 static int placeImage(dkv_gpu *g, const dkv_plan *plan, int move) {
     if (move && g->used && g->ops->fill(g->place[g->at_place], 0xFF, (size_t)g->used, g->stream)) return 1;
@@ -240,7 +245,7 @@ static int allocPlan(dkv_gpu *g, const dkv_plan *plan, int move) {
     dropGaps(g);
     g->n_regions = 0;
     g->plan = *plan;
-    g->image = !g->exact && plan->size <= SMALL_BYTES && openSlab(g);
+    g->image = fitsImage(g, plan);
     if (g->image) return placeImage(g, plan, move);
     for (int i = 0; i <= plan->n_blocks; i++)
         if (gapEnd(plan, i) - gapBegin(plan, i) > widest) widest = gapEnd(plan, i) - gapBegin(plan, i);
@@ -325,9 +330,9 @@ static void *onDevice(const dkv_gpu *g, int64_t offset) {
     return NULL;
 }
 
-/* The launch over an arena at `base`, its pointers moved to the device. */
-static void makeDeviceLaunch(const dkv_gpu *g, const dualkv_problem *v, uint8_t *base, int backward,
-                             dualkv_launch *l) {
+/* The launch over the arena as it lies on the device. */
+static void makeDeviceLaunch(const dkv_gpu *g, const dualkv_problem *v, int backward, dualkv_launch *l) {
+    uint8_t *base = (uint8_t *)(uintptr_t)PHASE; /* only differences to it are formed */
     dkv_makeLaunch(&g->plan, base, v, backward, l);
     void **const pointers[] = {&l->q.data,   &l->k.data,   &l->v.data,     &l->o.data,
                                &l->lse.data, &l->d_o.data, &l->d_lse.data, &l->dq.data,
@@ -344,16 +349,35 @@ static void makeDeviceLaunch(const dkv_gpu *g, const dualkv_problem *v, uint8_t 
 
 /* ---- there and back ---- */
 
+/* Between the arena's file and memory, without a mapping whose pages would come one by one. */
+static int readFile(int fd, void *to, int64_t bytes) {
+    for (int64_t at = 0; at < bytes;) {
+        ssize_t n = pread(fd, (uint8_t *)to + at, (size_t)(bytes - at), at);
+        if (n <= 0) return 1;
+        at += n;
+    }
+    return 0;
+}
+
+static int writeFile(int fd, const void *from, int64_t at, int64_t end) {
+    while (at < end) {
+        ssize_t n = pwrite(fd, (const uint8_t *)from + at, (size_t)(end - at), at);
+        if (n <= 0) return 1;
+        at += n;
+    }
+    return 0;
+}
+
 /* Of an image the copy is queued only. */
-static int sendArena(dkv_gpu *g, const uint8_t *base, bool staged) {
+static int sendArena(dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
     for (int i = 0; i < g->n_regions && !g->image; i++) {
         const region *r = &g->region[i];
-        if (g->ops->copyIn(staged ? r->stage : r->at, base + r->from, (size_t)r->bytes, g->stream)) return 1;
+        if (g->ops->copyIn(staged ? r->stage : r->at, c->base + r->from, (size_t)r->bytes, g->stream)) return 1;
     }
     if (!g->image) return 0;
     const region *r = &g->region[0];
     int64_t n = r->bytes;
-    memcpy(g->host, base, (size_t)n);
+    if (readFile(c->fd, g->host, n)) return 1;
     if (!staged && g->used > n) {
         memset((uint8_t *)g->host + n, 0xFF, (size_t)(g->used - n));
         n = g->used;
@@ -392,18 +416,17 @@ static int queuePiece(const dkv_gpu *g, int64_t from, int64_t to, bool staged) {
 }
 
 /* Workspace stays where it is, as the last block: nobody looks into it. */
-static int fetchImage(const dkv_gpu *g, uint8_t *base, bool staged) {
+static int fetchImage(const dkv_gpu *g, int fd, bool staged) {
     const dkv_block_place *last = &g->plan.block[g->plan.n_blocks - 1];
     const bool work = last->role == DKV_ROLE_WORK;
     const int64_t size = g->plan.size, first = work ? last->offset : size, second = work ? first + last->bytes : size;
     if (queuePiece(g, 0, first, staged) || queuePiece(g, second, size, staged) || g->ops->syncStream(g->stream)) return 1;
-    memcpy(base, g->host, (size_t)first);
-    if (size > second) memcpy(base + second, (uint8_t *)g->host + second, (size_t)(size - second));
-    return 0;
+    return writeFile(fd, g->host, 0, first) || writeFile(fd, g->host, second, size);
 }
 
-static int fetchArena(const dkv_gpu *g, uint8_t *base, bool staged) {
-    if (g->image) return fetchImage(g, base, staged);
+static int fetchArena(const dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
+    uint8_t *base = c->base;
+    if (g->image) return fetchImage(g, c->fd, staged);
     for (int i = 0; i <= g->n_regions; i++)
         if (fetchGap(g, i, base, staged)) return 1;
     for (int i = 0; i < g->n_regions; i++) {
@@ -467,7 +490,7 @@ static dkv_outcome runBusy(const dkv_gpu *g, const dkv_gpu_launch *c, const dual
 }
 
 static dkv_outcome runGraph(dkv_gpu *g, const dkv_gpu_launch *c, const dualkv_launch *l,
-                            const uint8_t *base, double *seconds, char *why, size_t n) {
+                            double *seconds, char *why, size_t n) {
     const dkv_device_ops *o = g->ops;
     void *graph = NULL;
     if (o->beginGraph(g->stream)) return deviceFailed(g, DKV_W_HARNESS, why, n);
@@ -475,7 +498,7 @@ static dkv_outcome runGraph(dkv_gpu *g, const dkv_gpu_launch *c, const dualkv_la
     if (o->endGraph(g->stream, &graph) && rc == DKV_W_OK) rc = deviceFailed(g, DKV_W_ERROR, why, n);
     if (rc == DKV_W_ERROR && o->sync()) rc = DKV_W_CRASHED;
     for (int replay = 0; replay < 2 && rc == DKV_W_OK; replay++) {
-        if (replay && (sendArena(g, base, false) || o->sync())) rc = deviceFailed(g, DKV_W_HARNESS, why, n);
+        if (replay && (sendArena(g, c, false) || o->sync())) rc = deviceFailed(g, DKV_W_HARNESS, why, n);
         else if (o->recordEvent(g->first, g->stream) || o->launchGraph(graph, g->stream) ||
                  o->recordEvent(g->last, g->stream))
             rc = deviceFailed(g, DKV_W_ERROR, why, n);
@@ -486,7 +509,7 @@ static dkv_outcome runGraph(dkv_gpu *g, const dkv_gpu_launch *c, const dualkv_la
 }
 
 /* Everything poison but the stage, which holds the arena. */
-static int stageArena(dkv_gpu *g, const uint8_t *base) {
+static int stageArena(dkv_gpu *g, const dkv_gpu_launch *c) {
     if (!g->delay && g->ops->alloc(&g->delay, DELAY_BYTES)) return 1;
     if (g->image && !g->slab_stage && g->ops->alloc(&g->slab_stage, (size_t)PLACE_BYTES)) return 1;
     for (int i = 0; i < g->n_regions; i++) {
@@ -496,7 +519,7 @@ static int stageArena(dkv_gpu *g, const uint8_t *base) {
         else if (!r->raw_stage && allocRegion(g, r, &r->raw_stage, &room, &r->stage)) return 1;
         if (g->ops->fill(r->at, 0xFF, (size_t)r->bytes, g->stream)) return 1;
     }
-    return sendArena(g, base, true) || g->ops->sync();
+    return sendArena(g, c, true) || g->ops->sync();
 }
 
 static int queueStage(const dkv_gpu *g, bool back) {
@@ -508,9 +531,9 @@ static int queueStage(const dkv_gpu *g, bool back) {
     return 0;
 }
 
-static dkv_outcome runSide(dkv_gpu *g, const dkv_gpu_launch *c, const dualkv_launch *l, const uint8_t *base,
-                           double *seconds, char *why, size_t n) {
-    if (stageArena(g, base)) return deviceFailed(g, DKV_W_HARNESS, why, n);
+static dkv_outcome runSide(dkv_gpu *g, const dkv_gpu_launch *c, const dualkv_launch *l, double *seconds,
+                           char *why, size_t n) {
+    if (stageArena(g, c)) return deviceFailed(g, DKV_W_HARNESS, why, n);
     for (int i = 0; i < DELAY_FILLS; i++)
         if (g->ops->fill(g->delay, i, DELAY_BYTES, g->stream)) return deviceFailed(g, DKV_W_HARNESS, why, n);
     if (queueStage(g, false)) return deviceFailed(g, DKV_W_HARNESS, why, n);
@@ -519,27 +542,28 @@ static dkv_outcome runSide(dkv_gpu *g, const dkv_gpu_launch *c, const dualkv_lau
     return o == DKV_W_OK ? await(g, seconds, why, n) : o;
 }
 
-dkv_outcome dkv_launchOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, uint8_t *base, double *seconds, char *why,
-                            size_t n) {
+bool dkv_needsMapping(dkv_gpu *g, const dkv_plan *plan) { return !fitsImage(g, plan); }
+
+dkv_outcome dkv_launchOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, double *seconds, char *why, size_t n) {
     dualkv_launch l;
     dkv_outcome o = DKV_W_OK;
-    if (placePlan(g, c->plan, c->move) || placeProblem(g, c->view) || sendArena(g, base, false) || g->ops->sync()) {
+    if (placePlan(g, c->plan, c->move) || placeProblem(g, c->view) || sendArena(g, c, false) || g->ops->sync()) {
         o = deviceFailed(g, DKV_W_HARNESS, why, n);
         dropRegions(g);
         return o;
     }
-    makeDeviceLaunch(g, c->view, base, c->backward, &l);
+    makeDeviceLaunch(g, c->view, c->backward, &l);
     if (c->run == DKV_SIDE || c->run == DKV_GRAPH || c->run == DKV_BUSY) {
         o = runPlain(g, c, &l, seconds, why, n);
-        if (o == DKV_W_OK && (sendArena(g, base, false) || g->ops->sync()))
+        if (o == DKV_W_OK && (sendArena(g, c, false) || g->ops->sync()))
             o = deviceFailed(g, DKV_W_HARNESS, why, n);
         if (o != DKV_W_OK) return o;
     }
-    o = c->run == DKV_SIDE    ? runSide(g, c, &l, base, seconds, why, n)
-        : c->run == DKV_GRAPH ? runGraph(g, c, &l, base, seconds, why, n)
+    o = c->run == DKV_SIDE    ? runSide(g, c, &l, seconds, why, n)
+        : c->run == DKV_GRAPH ? runGraph(g, c, &l, seconds, why, n)
         : c->run == DKV_BUSY  ? runBusy(g, c, &l, seconds, why, n)
                               : runPlain(g, c, &l, seconds, why, n);
-    if (o == DKV_W_OK && fetchArena(g, base, c->run == DKV_SIDE)) o = deviceFailed(g, DKV_W_HARNESS, why, n);
+    if (o == DKV_W_OK && fetchArena(g, c, c->run == DKV_SIDE)) o = deviceFailed(g, DKV_W_HARNESS, why, n);
     return o;
 }
 
@@ -578,14 +602,13 @@ dkv_outcome dkv_timeOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, const dkv_inputs 
     dkv_gpu_launch call = *c;
     dualkv_launch l[2];
     double seconds[2][TIMED_MOST], spent = 0;
-    uint8_t *base = (uint8_t *)(uintptr_t)PHASE; /* only differences to it are formed */
     int directions = c->view->grad ? 2 : 1;
     dkv_outcome o = DKV_W_OK;
     memset(out, 0, sizeof *out);
     if (placePlan(g, c->plan, 0) || placeProblem(g, c->view) || sendInputs(g, in))
         o = deviceFailed(g, DKV_W_HARNESS, why, n);
     for (int i = 0; i < g->plan.n_blocks; i++) out->bytes += g->plan.block[i].bytes;
-    for (int b = 0; b < directions && o == DKV_W_OK; b++) makeDeviceLaunch(g, c->view, base, b, &l[b]);
+    for (int b = 0; b < directions && o == DKV_W_OK; b++) makeDeviceLaunch(g, c->view, b, &l[b]);
     bool warm = false;
     for (int i = 1; o == DKV_W_OK && out->runs < TIMED_MOST; i++) {
         for (call.backward = 0; call.backward < directions && o == DKV_W_OK; call.backward++) {

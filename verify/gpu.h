@@ -10,6 +10,7 @@
  * work, and the outputs leave by copies queued behind it: work on any other stream sees poison or is lost
  *   run=graph  the launch is captured and replayed twice, everything poisoned again between
  *   run=busy   beside a kernel that keeps half of the multiprocessors busy
+ * Each of the three runs the kernel once before (code is loaded at first use, which may wait for the device).
  *
  * Arenas up to 16 MiB are an image in one piece of device memory that each worker takes once: one copy there and one
  * back through pinned memory, by the copy engines, so that the kernel alone needs the multiprocessors (processes that
@@ -17,8 +18,7 @@
  * is made 0xFF again. Larger ones lie block by block, each with the whole guards on both sides of it, in allocations of
  * their own; so do all with DUALKV_EXACT_MEMORY=1, made anew and exactly as large, so that compute-sanitizer sees where
  * they end.
- *
- * The last three run the kernel once before (code is loaded at first use, which may wait for the device). */
+ */
 #ifndef DKV_GPU_H
 #define DKV_GPU_H
 
@@ -40,12 +40,15 @@ typedef struct dkv_gpu_launch {
     const dkv_plan *plan;
     dkv_run_kind run;
     int backward, move; /* move: in other memory than the last one */
+    int fd;             /* the arena */
+    uint8_t *base;      /* where it is mapped; NULL where that is not needed */
 } dkv_gpu_launch;
 
-/* Runs one launch over the arena at `base`. *seconds: device time of the last run. `why`: words of an outcome
+/* Must the arena of a launch be mapped? An image is read and written as a file. */
+bool dkv_needsMapping(dkv_gpu *g, const dkv_plan *plan);
+/* Runs one launch. *seconds: device time of the last run. `why`: words of an outcome
  * that is not OK; DKV_W_CRASHED where the device cannot be used any more. */
-dkv_outcome dkv_launchOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, uint8_t *base, double *seconds, char *why,
-                            size_t n);
+dkv_outcome dkv_launchOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, double *seconds, char *why, size_t n);
 
 typedef struct dkv_gpu_times {
     double seconds[2]; /* forward, backward (0 without gradients): medians of device times */

@@ -1,6 +1,7 @@
 /* dualkv: one binary, one table of subcommands. Only this file ends the process with a status of its own. */
 #include <fcntl.h>
 #include <signal.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,10 +186,18 @@ static int runCommand(int argc, char **argv) {
     return code;
 }
 
+/* Thousands of small cases: what one frees the next takes, instead of pages that come and go. Large arrays go at once. */
+static void keepMemory(void) {
+    mallopt(M_MMAP_THRESHOLD, 16 << 20);
+    mallopt(M_TRIM_THRESHOLD, 64 << 20);
+    mallopt(M_TOP_PAD, 1 << 20);
+}
+
 int main(int argc, char **argv) {
     holdDescriptors();
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) leave(dkv_serveWorker(argv[2]));
     signal(SIGXFSZ, SIG_IGN); /* a file at its size limit: the write fails, and that is said */
     dkv_guardCoordinator();
+    keepMemory();
     leave(runCommand(argc, argv));
 }
