@@ -134,42 +134,56 @@ __global__ void __launch_bounds__(BUSY_THREADS)
         }
 }
 
-static int device_stopBusy(void *handle, int *beside) {
-    busy *b = (busy *)handle;
-    int rc = 0;
-    if (!b) return 0;
-    if (beside) {
-        *beside = b->stream && cudaStreamQuery(b->stream) == cudaErrorNotReady;
-        (void)cudaGetLastError(); /* "not ready" is no error */
-    }
-    if (b->stop) *b->stop = 1;
-    if (b->stream) rc = TRY(cudaStreamSynchronize(b->stream)) | TRY(cudaStreamDestroy(b->stream));
+static busy *kept; /* one that is not running, for the next start: stream and memory take longer than most kernels under test */
+
+static int closeBusy(busy *b) {
+    int rc = b->stream ? TRY(cudaStreamDestroy(b->stream)) : 0;
     rc |= TRY(cudaFree(b->scratch)) | TRY(cudaFreeHost((void *)b->stop));
     free(b);
     return rc;
 }
 
-static int device_startBusy(double seconds, void **handle) {
-    int device, sms = 0;
+static int device_stopBusy(void *handle, int *beside) {
+    busy *b = (busy *)handle;
+    if (!b) return 0;
+    if (beside) {
+        *beside = cudaStreamQuery(b->stream) == cudaErrorNotReady;
+        (void)cudaGetLastError(); /* "not ready" is no error */
+    }
+    *b->stop = 1;
+    if (TRY(cudaStreamSynchronize(b->stream))) return closeBusy(b), 1;
+    if (kept) return closeBusy(b);
+    kept = b;
+    return 0;
+}
+
+static int openBusy(busy **out) {
     busy *b = (busy *)calloc(1, sizeof *b);
-    *handle = b;
+    *out = NULL;
     if (!b) return failed(cudaErrorMemoryAllocation, "calloc", __LINE__);
-    if (TRY(cudaGetDevice(&device)) ||
-        TRY(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) ||
-        TRY(cudaHostAlloc((void **)&b->stop, sizeof(int), cudaHostAllocMapped)) ||
+    if (TRY(cudaHostAlloc((void **)&b->stop, sizeof(int), cudaHostAllocMapped)) ||
         TRY(cudaMalloc(&b->scratch, BUSY_WORDS * sizeof(float))) ||
         TRY(cudaMemset(b->scratch, 0, BUSY_WORDS * sizeof(float))) ||
         TRY(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking)))
-        goto fail;
+        return closeBusy(b), 1;
+    *out = b;
+    return 0;
+}
+
+static int device_startBusy(double seconds, void **handle) {
+    int device, sms = 0;
+    busy *b = kept;
+    *handle = NULL;
+    kept = NULL;
+    if (!b && openBusy(&b)) return 1;
     *b->stop = 0;
+    if (TRY(cudaGetDevice(&device)) || TRY(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)))
+        return closeBusy(b), 1;
     busy_kernel<<<(unsigned)((sms + 1) / 2), BUSY_THREADS, 0, b->stream>>>(b->stop, b->scratch,
                                                                            (uint64_t)(seconds * 1e9));
-    if (TRY(cudaGetLastError())) goto fail;
+    if (TRY(cudaGetLastError())) return closeBusy(b), 1;
+    *handle = b;
     return 0;
-fail:
-    device_stopBusy(b, NULL);
-    *handle = NULL;
-    return 1;
 }
 
 static int device_openEvent(void **event) { return TRY(cudaEventCreate((cudaEvent_t *)event)); }
