@@ -200,16 +200,25 @@ static void paint(uint8_t *at, int64_t bytes, uint16_t pattern) {
     memcpy(at + i, &wide, (size_t)(bytes - i));
 }
 
+/* Small ones in powers of two, so that a spare fits often. */
+static int64_t roomFor(const dkv_plan *plan) {
+    int64_t room = 1 << 16;
+    if (plan->size > DKV_ARENA_SMALL) return plan->size;
+    while (room < plan->size) room *= 2;
+    return room;
+}
+
 int dkv_openArena(const dkv_plan *plan, bool shadow, dkv_arena *a, dkv_err *err) {
     memset(a, 0, sizeof *a);
     a->plan = *plan;
+    a->room = roomFor(plan);
     a->fd = memfd_create("dualkv-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     a->base = MAP_FAILED;
     /* Sealed, so that a kernel cannot cut it off under our feet: what is not there any more is a SIGBUS for us, too. */
-    if (a->fd >= 0 && ftruncate(a->fd, plan->size) == 0 &&
+    if (a->fd >= 0 && ftruncate(a->fd, a->room) == 0 &&
         fcntl(a->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
-        a->base = mmap(NULL, (size_t)plan->size, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
-    if (shadow) a->shadow = malloc((size_t)plan->size);
+        a->base = mmap(NULL, (size_t)a->room, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+    if (shadow) a->shadow = malloc((size_t)a->room);
     if (a->base != MAP_FAILED && (a->shadow || !shadow)) return 0;
     dkv_closeArena(a);
     return dkv_fail(err, DKV_EHARNESS, "cannot allocate %lld bytes for the kernel's buffers",
@@ -224,8 +233,8 @@ static void dropKept(dkv_arena *a) {
 }
 
 void dkv_closeArena(dkv_arena *a) {
-    if (a->base && a->base != MAP_FAILED) munmap(a->base, (size_t)a->plan.size);
-    if (a->plan.size && a->fd >= 0) close(a->fd);
+    if (a->base && a->base != MAP_FAILED) munmap(a->base, (size_t)a->room);
+    if (a->room && a->fd >= 0) close(a->fd);
     free(a->shadow);
     dropKept(a);
     memset(a, 0, sizeof *a);

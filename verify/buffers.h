@@ -73,8 +73,11 @@ typedef struct dkv_expansion {
     int64_t packed_tq;
 } dkv_expansion;
 
+#define DKV_ARENA_SMALL ((int64_t)16 << 20) /* bytes: such arenas are taken again (spares.h) */
+
 typedef struct dkv_arena {
     dkv_plan plan;
+    int64_t room; /* bytes of the file, of base and of shadow; 0: none */
     int fd;
     uint8_t *base;   /* shared */
     uint8_t *shadow; /* private: what the arena must hold; NULL: large, so that is worked out from the fields below */

@@ -81,14 +81,15 @@ dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const
         return DKV_W_OK;
     }
     if (!rc) rc = checkRoom(s, &plan, &err);
-    if (rc || dkv_openArena(&plan, hasShadow(s, &plan), &s->arena, &err)) return harness(s, &err);
+    if (rc || dkv_takeArena(&w->spares, &plan, hasShadow(s, &plan), &s->arena, &err)) return harness(s, &err);
     s->has_arena = true;
     if (getrandom(&s->poison, sizeof s->poison, 0) < 0) s->poison = (uint32_t)(uintptr_t)s->arena.base >> 12;
     return DKV_W_OK;
 }
 
 void dkv_closeSide(dkv_side *s) {
-    if (s->has_arena) dkv_closeArena(&s->arena);
+    if (s->has_arena && s->w->pid) dkv_giveArena(&s->w->spares, &s->arena);
+    else if (s->has_arena) dkv_closeArena(&s->arena);
     if (s->d.replicated) {
         dkv_freeInputs(&s->rep_in);
         dkv_freeLayout(&s->rep_layout);

@@ -12,6 +12,7 @@
 
 #include "../ref/dtype.h"
 #include "buffers.h"
+#include "spares.h"
 
 static const char *const lines[] = {
     "shape=5+2x3 heads=4:2 dim=8:4 dlse=on sinklogit=1",
@@ -394,9 +395,48 @@ static void nobody_cuts_the_arena(void **state) {
     tearDown(&f);
 }
 
+/* The same pages again for another plan, all of them written anew; the largest stay; a lean one and one that is too large do not. */
+static void spares_are_used_again(void **state) {
+    (void)state;
+    dkv_spares spares = {0};
+    dkv_err err = {0};
+    dkv_arena a, b;
+    fixture small, f;
+    shadowed = true;
+    setUp(&small, lines[0], DKV_CONTIGUOUS, 2, 0);
+    setUp(&f, lines[1], DKV_PADDED, 2, 1000);
+    dkv_plan large = f.plan;
+    large.size = DKV_ARENA_SMALL + 4096;
+    assert_int_equal(dkv_takeArena(&spares, &f.plan, true, &a, &err), 0);
+    memset(a.base, 0, (size_t)a.room);
+    memset(a.shadow, 0, (size_t)a.room);
+    const uint8_t *was = a.base;
+    dkv_giveArena(&spares, &a);
+    assert_int_equal(dkv_takeArena(&spares, &f.plan, false, &a, &err), 0);
+    assert_null(a.shadow);
+    dkv_giveArena(&spares, &a);
+    assert_int_equal(dkv_takeArena(&spares, &large, true, &b, &err), 0);
+    dkv_giveArena(&spares, &b);
+    for (int i = 0; i < DKV_SPARES; i++) assert_true(!spares.arena[i].room || spares.arena[i].base == was);
+    const fixture *const of[] = {&f, &small};
+    for (int i = 0; i < 2; i++) {
+        const dkv_arena *want = &of[i]->arena;
+        assert_int_equal(dkv_takeArena(&spares, &of[i]->plan, true, &a, &err), 0);
+        if (i == 0 || small.plan.size <= a.room) assert_ptr_equal(a.base, was);
+        dkv_fillArena(&a, dkv_poisonPattern(0, 0), &of[i]->in, NULL);
+        assert_memory_equal(a.base, want->base, (size_t)of[i]->plan.size);
+        assert_memory_equal(a.shadow, want->shadow, (size_t)of[i]->plan.size);
+        dkv_giveArena(&spares, &a);
+    }
+    dkv_dropSpares(&spares);
+    tearDown(&f);
+    tearDown(&small);
+}
+
 int main(void) {
     static int lean; /* no shadow */
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(spares_are_used_again),
         cmocka_unit_test_prestate(elements_are_where_the_strides_say, &lean),
         cmocka_unit_test_prestate(every_stray_byte_is_found, &lean),
         cmocka_unit_test_prestate(damage_says_where, &lean),

@@ -96,6 +96,7 @@ static void loseAttached(dkv_worker *w) {
 }
 
 void dkv_stopWorker(dkv_worker *w) {
+    dkv_dropSpares(&w->spares);
     if (w->pid == ATTACHED) closeChannel(w);
     if (dkv_isFiles(w)) dkv_closeFiles(&w->files);
     if (w->pid <= 0) return;

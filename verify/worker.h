@@ -17,6 +17,7 @@
 #include "buffers.h"
 #include "files.h"
 #include "kernel.h"
+#include "spares.h"
 
 #define DKV_WORKER_ARG "worker" /* hidden subcommand: `PROGRAM worker FD` */
 #define DKV_WORKER_TAIL 2048
@@ -61,6 +62,7 @@ typedef struct dkv_worker {
     dkv_kernel_spec spec;
     dkv_files files;                /* of a spec files:DIR, once started: there is no process then */
     bool oracle;                    /* serves the oracle on a device (remote.h), no kernel: spec.path is the plugin */
+    dkv_spares spares;              /* arenas of cases that are over */
     int64_t starts;                 /* processes started so far */
     int32_t memory, replicated;     /* of the kernel; known once it is started */
     dkv_gpu_info gpu;               /* likewise */
