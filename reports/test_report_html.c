@@ -87,7 +87,7 @@ static void first_screen_of_a_pass(void **state) {
     assertSays("At best one lost key up to length 29; a scale error of 1.0e-03");
     assertSays("1 of 2 cases were refused by the kernel: no &lt;GQA&gt; (1)");
     assertSays("No stratum is blind");
-    assertSays("No judged case has: mask full, prefix, window, chunk, block.");
+    assertSays("No judged case has: mask full, prefix, window, chunk, block");
     assertSays("No judged case has: type fp16, fp32.");
     assertSays("softcap, ALiBi, a sink logit");
     assert_null(strstr(page, "Not equivalent"));

@@ -3,32 +3,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* In the order in which a defect decides the case: a value is believed only if the memory is sound. */
 static const dkv_check table[] = {
-    {"launched", "the kernel ran its own code, no fallback (where it counts launches)", dkv_checkLaunched},
-    {"guards", "nothing outside the outputs was written: guards, slack between rows", dkv_checkGuards},
-    {"inputs", "inputs, and in backward O and LSE, are as they were", dkv_checkInputs},
-    {"written", "no output element still holds the poison, under two patterns", dkv_checkWritten},
-    {"isolation", "a NaN or Inf of one branch does not reach another", dkv_checkIsolation},
-    {"finite", "NaN or Inf only where the truth is", dkv_checkFinite},
-    {"bound", "every element within what rounding allows", dkv_checkBound},
-    {"copies", "replicated kernels: every copy of a shared row agrees with it", dkv_checkCopies},
-    {"siblings", "changing other branches changes nothing in one (bits: only reported)", dkv_checkSiblings},
-    {"sum-dv", "sum of dV over keys = sum of dO over rows (less the sink's share)", dkv_checkSumDv},
-    {"euler", "sum of q.dq = sum of k.dk", dkv_checkEuler},
-    {"boundary", "where the prompt ends changes nothing", dkv_checkBoundary},
-    {"plain", "a prompt and its only response are one sequence", dkv_checkPlain},
-    {"permute", "responses in another order are the same responses (bits: only reported)", dkv_checkPermute},
-    {"future", "changing later tokens changes nothing before them (bits: only reported)", dkv_checkFuture},
-    {"shift", "a constant added to V is added to O", dkv_checkShift},
-    {"merge", "the context cut in two and merged by LSE gives the whole", dkv_checkMerge},
-    {"maxima", "overstated longest lengths change nothing (bits: only reported)", dkv_checkMaxima},
-    {"sequence", "run=aba: other cases between two runs change nothing, and pass", dkv_checkSequence},
-    {"repeat", "two runs give the same bits where that is promised", dkv_checkRepeat},
-    {"reuse", "other data in the same buffers, then the same in others: nothing is remembered", dkv_checkReuse},
-    {"twin", "no more rounding than declared, no bias that it does not explain", dkv_checkTwin},
-    {"lean", "where no twin speaks: no tensor, region or head leans in a direction that no known rounding has", dkv_checkLean},
-    {"peer", "error beside that of the same-precision replicated peer (never decides)", dkv_checkPeer},
+#define C(function, name, doc) {name, doc, dkv_check##function},
+    DKV_CHECKS(C)
+#undef C
 };
 _Static_assert(sizeof table / sizeof table[0] <= DKV_CHECKS_MAX, "room for every check");
 

@@ -11,9 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../ref/emu.h"
 #include "files.h"
-#include "kernel_broken.h"
 #include "status.h"
 
 /* A row: built in, or found in a shared object that lies beside the program. */
@@ -24,11 +22,9 @@ typedef struct row {
 } row;
 
 static const row rows[] = {
-    {"ref", &dkv_refKernel, NULL, NULL},
-    {"ref-replicated", &dkv_refReplicatedKernel, NULL, NULL},
-    {"emu", &dkv_emuKernel, NULL, NULL},
-    {"emu-replicated", &dkv_emuReplicatedKernel, NULL, NULL},
-    {"broken", &dkv_brokenKernel, NULL, NULL},
+#define K(name, table) {name, &table, NULL, NULL},
+    DKV_KERNELS(K)
+#undef K
     {"cuda", NULL, DKV_CUDA_PLUGIN, "the CUDA kernel of this project, chosen for the device"},
     {"cuda-replicated", NULL, DKV_CUDA_PLUGIN, "the same arithmetic on the replicated layout"},
     {"cuda-fp64", NULL, DKV_CUDA_PLUGIN, "the truth in double precision on the device"},

@@ -4,7 +4,7 @@
  *         | attached:FD[=WORDS]     a worker that runs already, on an inherited socket; WORDS name it in records
  *         | files:DIR               outputs that lie in files (files.h)
  *
- * Built-in kernels are rows of one table (kernel.c). A spec is parsed by the coordinator, which never runs or
+ * Built-in kernels are rows of one table, below. A spec is parsed by the coordinator, which never runs or
  * loads foreign code; the worker process opens it (dkv_openKernel). */
 #ifndef DKV_KERNEL_H
 #define DKV_KERNEL_H
@@ -46,6 +46,16 @@ int dkv_openKernel(const dkv_kernel_spec *spec, dkv_kernel *out, dkv_err *err);
 int dkv_openTable(const char *label, const dualkv_kernel *table, const char *options, dkv_kernel *out, dkv_err *err);
 void dkv_closeKernel(dkv_kernel *k);
 
-extern const dualkv_kernel dkv_refKernel, dkv_refReplicatedKernel; /* kernel_ref.c */
+/* Built-in kernels, one row each: word of a spec, table. A file kernel_<name>.c, or ref/emu.c. */
+#define DKV_KERNELS(K)                           \
+    K("ref", dkv_refKernel)                      \
+    K("ref-replicated", dkv_refReplicatedKernel) \
+    K("emu", dkv_emuKernel)                      \
+    K("emu-replicated", dkv_emuReplicatedKernel) \
+    K("broken", dkv_brokenKernel)
+
+#define K(name, table) extern const dualkv_kernel table;
+DKV_KERNELS(K)
+#undef K
 
 #endif
