@@ -182,5 +182,4 @@ int dkv_boundForward(dkv_device_oracle *o, const dkv_scene *s);
 int dkv_boundFinish(dkv_device_oracle *o);
 int dkv_runTwin(dkv_device_oracle *o, const void *kernel_o, const float *kernel_lse); /* oracle_twin.cu */
 void dkv_closeTwin(dkv_device_oracle *o);
-bool dkv_twinPresent(const dkv_device_oracle *o, dkv_tensor_id id);
 #endif

@@ -87,7 +87,8 @@ int dkv_listCaseFiles(const char *dir, char ***out, long *n, dkv_err *err) {
 
 /* ---- shapes ---- */
 
-int64_t dkv_caseShape(const dualkv_problem *v, dkv_case_tensor t, int64_t shape[3], int *ndim) {
+/* Elements and, up to three, sizes of a tensor in a layout's view. */
+static int64_t dkv_caseShape(const dualkv_problem *v, dkv_case_tensor t, int64_t shape[3], int *ndim) {
     const bool by_key = t == DKV_CT_K || t == DKV_CT_V || t == DKV_CT_O + DKV_DK || t == DKV_CT_O + DKV_DV;
     const bool value = t == DKV_CT_V || t == DKV_CT_DO || t == DKV_CT_O + DKV_O || t == DKV_CT_O + DKV_DV;
     shape[0] = by_key ? v->tk : v->tq;
@@ -107,7 +108,7 @@ int64_t dkv_caseShape(const dualkv_problem *v, dkv_case_tensor t, int64_t shape[
     return n;
 }
 
-bool dkv_caseTensorWanted(const dualkv_problem *v, dkv_case_tensor t) {
+static bool dkv_caseTensorWanted(const dualkv_problem *v, dkv_case_tensor t) {
     switch ((int)t) {
     case DKV_CT_DO:
     case DKV_CT_O + DKV_DQ:

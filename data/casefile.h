@@ -65,9 +65,6 @@ int dkv_writeCaseFile(const char *path, const char *line, const dkv_layout *l, b
 /* The same tensors in a file of their own, with the case's line and layout as metadata. The file must hold its data. */
 int dkv_copyCaseFile(const dkv_casefile *f, const char *path, dkv_err *err);
 
-/* Elements and, up to three, sizes of a tensor in a layout's view. */
-int64_t dkv_caseShape(const dualkv_problem *v, dkv_case_tensor t, int64_t shape[3], int *ndim);
-bool dkv_caseTensorWanted(const dualkv_problem *v, dkv_case_tensor t);
 const char *dkv_caseTensorName(dkv_case_tensor t);
 bool dkv_isCaseName(const char *name, size_t n);
 

@@ -60,7 +60,7 @@ typedef struct dkv_power {
     /* out */
     dkv_fault_power *fault; /* [n_faults] */
     int n_faults;
-    uint64_t clean_cases, false_alarms, rule_alarms[DKV_N_RULES], clean_suite, clean_suite_alarms;
+    uint64_t clean_cases, false_alarms, rule_alarms[DKV_N_RULES];
     double clean_seconds;
     dkv_err trouble;
     bool stopped;

@@ -23,8 +23,6 @@ static const struct {
     int64_t longest; /* segment */
 } profiles[DKV_N_PROFILES] = {{"quick", 1e6, 300}, {"deep", 5e7, 2100}, {"gpu", 2e7, 1100}};
 
-static const char *const edge_names[DKV_N_EDGES] = {"empty",  "one",     "tile",  "primes", "many", "tree",
-                                                    "groups", "context", "limit", "long",   "plain"};
 
 /* Words of each class of head dim, the smaller ones first. */
 static const char *const dims[][6] = {{"1", "2", "3", "8", NULL},
@@ -329,7 +327,6 @@ static bool accepted(const draws *d, const dkv_problem *p) {
 /* ---- cases ---- */
 
 const char *dkv_profileName(int i) { return i >= 0 && i < DKV_N_PROFILES ? profiles[i].name : NULL; }
-const char *dkv_edgeName(int i) { return i >= 0 && i < DKV_N_EDGES ? edge_names[i] : NULL; }
 
 static void countLevels(const dkv_sampler *s, int levels[N_FACTORS]) {
     dualkv_mask_kind mask;

@@ -37,7 +37,6 @@ typedef enum dkv_edge {
 } dkv_edge;
 
 const char *dkv_profileName(int profile); /* NULL past the end */
-const char *dkv_edgeName(int edge);
 bool dkv_hasEdge(const dkv_problem *p, dkv_edge edge);
 
 int dkv_openSampler(dkv_profile profile, uint64_t seed, dkv_sampler *out, dkv_err *err);

@@ -295,7 +295,7 @@ static int addBench(dkv_gather *g, const cJSON *o, const dkv_problem *p) {
     return addPlace(g, o);
 }
 
-const char *dkv_gatherRule(int i) {
+static const char *dkv_gatherRule(int i) {
     static const char *const names[DKV_GATHER_RULES] = {"allclose", "nmse", "peer"};
     return i >= 0 && i < DKV_GATHER_RULES ? names[i] : NULL;
 }

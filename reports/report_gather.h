@@ -26,7 +26,7 @@ enum {
     DKV_GATHER_OTHERS = 100, /* of these for such as are no defect */
     DKV_GATHER_BENCH = 200,
     DKV_GATHER_MAPPED = 8,
-    DKV_GATHER_RULES = 3, /* of usual tests, dkv_gatherRule */
+    DKV_GATHER_RULES = 3, /* of usual tests */
     DKV_GATHER_COMMITS = 100, /* of a kernel, told apart; further ones are left out */
     DKV_GATHER_BAD = 40 /* numbers of lines of a file that were skipped */
 };
@@ -137,7 +137,6 @@ void dkv_freeCommits(dkv_gather_kernel *k);
 const char *dkv_gatherDim(int i);
 const char *dkv_gatherEdge(int i);
 const char *dkv_gatherFeature(int i);
-const char *dkv_gatherRule(int i);
 /* Axes of strips: err/bound at the left edge of bin i (logarithmic), rms z likewise (linear). */
 double dkv_ratioOfBin(double i);
 double dkv_rmsOfBin(double i);

@@ -16,7 +16,8 @@ enum { BAR = 40, POSSIBLE_TOLD = 12 };
 
 static const char *const verdicts[] = {"good", "bad", "skipped"};
 
-void dkv_nameValue(const dkv_bisection *h, char *out, size_t n) {
+/* "dQ.rms", "seconds"; "err/bound" without a metric. */
+static void dkv_nameValue(const dkv_bisection *h, char *out, size_t n) {
     if (!h->metric) snprintf(out, n, "err/bound");
     else if (h->metric->tensor < 0 && h->tensor >= 0)
         snprintf(out, n, "%s.%s", dkv_tensorName((dkv_tensor_id)h->tensor), h->metric->name);
@@ -166,7 +167,8 @@ static void sayPossible(const dkv_bisection *h, FILE *f) {
     if (h->end.n > POSSIBLE_TOLD) fprintf(f, "  and %ld more\n", h->end.n - POSSIBLE_TOLD);
 }
 
-void dkv_sayAgain(const dkv_bisection *h, const char *id, char *out, size_t n) {
+/* Shell words that build and judge it again. */
+static void dkv_sayAgain(const dkv_bisection *h, const char *id, char *out, size_t n) {
     const dkv_trying *t = h->trying;
     static char repo[4 * PATH_MAX], build[1 << 16], kernel[8192], line[DKV_LINE_MAX + 64];
     const dkv_tested *x = dkv_findTested(h, id);

@@ -6,8 +6,6 @@
 
 #include "bisect.h"
 
-/* "dQ.rms", "seconds"; "err/bound" without a metric. */
-void dkv_nameValue(const dkv_bisection *h, char *out, size_t n);
 void dkv_sayBegun(const dkv_bisection *h, FILE *f);
 void dkv_sayTested(const dkv_bisection *h, const dkv_tested *t, bool colour, FILE *f);
 /* The commit, its diffstat, the step, the plot, how sure this is, how to see it again. */
@@ -17,7 +15,5 @@ int dkv_drawBisection(const dkv_bisection *h, const char *path, dkv_err *err);
 /* An object each, malloc'ed; NULL where out of memory. */
 char *dkv_printTested(const dkv_bisection *h, const dkv_tested *t);
 char *dkv_printAnswer(const dkv_bisection *h);
-/* Shell words that build and judge it again. */
-void dkv_sayAgain(const dkv_bisection *h, const char *id, char *out, size_t n);
 
 #endif

@@ -13,7 +13,6 @@
 static const char *const names[DKV_N_SLOTS] = {"Q",   "K",  "V",  "dO", "dLSE",  "sink",     "O",
                                                "LSE", "dQ", "dK", "dV", "dSink", "workspace"};
 
-const char *dkv_slotName(dkv_slot s) { return names[s]; }
 
 dkv_slot dkv_outputSlot(dkv_tensor_id id) {
     static const dkv_slot slots[DKV_N_OUTPUTS] = {DKV_SLOT_O,  DKV_SLOT_LSE, DKV_SLOT_DQ,

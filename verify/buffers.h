@@ -131,7 +131,6 @@ int dkv_sumOutputs(const dkv_arena *a, dualkv_dtype t, int backward, const dkv_l
 typedef bool (*dkv_copy_fn)(double value, int64_t packed_index, void *arg);
 int64_t dkv_findCopy(const dkv_arena *a, dualkv_dtype t, dkv_copy_fn ok, void *arg, double *value);
 
-const char *dkv_slotName(dkv_slot s);
 dkv_slot dkv_outputSlot(dkv_tensor_id id);
 /* The launch of a plan over `base`, for the worker. */
 void dkv_makeLaunch(const dkv_plan *plan, uint8_t *base, const dualkv_problem *v, int backward,

@@ -45,8 +45,6 @@ bool dkv_hasTime(const dkv_diag *d, double share);
 int dkv_makeMaps(dkv_diag *d, dkv_err *err);
 void dkv_freeMaps(dkv_diag *d);
 void dkv_describeMaps(dkv_diag *d);
-/* Marks each token with a row that is off (of `only`, if given: [tokens * heads]). */
-void dkv_offTokens(const dkv_map *m, const uint8_t *only, uint8_t *tokens);
 
 /* diagnose_pairs.c: rows of P and dS in double, from the kernel's own LSE and O or from the truth's. */
 typedef struct dkv_pairs {

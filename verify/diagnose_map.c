@@ -140,7 +140,8 @@ void dkv_freeMaps(dkv_diag *d) {
     d->has_own = false;
 }
 
-void dkv_offTokens(const dkv_map *m, const uint8_t *only, uint8_t *tokens) {
+/* Marks each token with a row that is off (of `only`, if given: [tokens * heads]). */
+static void dkv_offTokens(const dkv_map *m, const uint8_t *only, uint8_t *tokens) {
     for (int64_t t = 0; t < m->tokens; t++) {
         tokens[t] = 0;
         for (int64_t h = 0; h < m->heads; h++) tokens[t] |= (only ? only : m->off)[t * m->heads + h] > 0;

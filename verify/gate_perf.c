@@ -23,7 +23,8 @@
 
 static bool isFile(const dkv_kernel_spec *k) { return k->kind == DKV_SPEC_SO || k->kind == DKV_SPEC_PYTHON; }
 
-char *dkv_keptKernel(const char *accepted, const dkv_kernel_spec *kernel) {
+/* Path of the kept copy, malloc'ed; NULL where the kernel is no file (or memory is out). */
+static char *dkv_keptKernel(const char *accepted, const dkv_kernel_spec *kernel) {
     char *path = NULL;
     if (!isFile(kernel)) return NULL;
     if (asprintf(&path, "%s.kernel%s", accepted, kernel->kind == DKV_SPEC_SO ? ".so" : ".py") < 0) return NULL;

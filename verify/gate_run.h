@@ -61,8 +61,6 @@ typedef struct dkv_gate_run {
 /* Which kernel --perf compares with: --baseline-kernel, the copy beside the accepted file (its hash must be the accepted
  * one's), or the accepted name where that is compiled in. DKV_EUSER where there is none. */
 int dkv_findBaseline(dkv_gate_run *r, dkv_err *err);
-/* Path of that copy, malloc'ed; NULL where the kernel is no file (or memory is out). */
-char *dkv_keptKernel(const char *accepted, const dkv_kernel_spec *kernel);
 /* Copies the kernel's file there, whole or not at all, and names its hash in r->now. */
 int dkv_keepKernel(dkv_gate_run *r, dkv_err *err);
 /* Appends a file to an open descriptor, and waits until it is on the disk. */
@@ -74,7 +72,6 @@ int dkv_timeGate(dkv_gate_run *r, const dkv_selection *lines, dkv_err *err);
 /* ---- gate_words.c ---- */
 
 bool dkv_isBad(dkv_status s); /* a defect, or of the harness */
-long dkv_gateDefects(const dkv_gate_run *r);
 /* The verdict and each thing that changed, a sentence each; `md`: as a list of Markdown. */
 void dkv_sayGate(const dkv_gate_run *r, FILE *f, int code, bool md);
 /* At most DKV_GATE_SUMMARY_MOST bytes; what there is no room for is counted. */

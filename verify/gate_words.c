@@ -28,7 +28,7 @@ static long sum(const long counts[DKV_ST_N]) {
     return n;
 }
 
-long dkv_gateDefects(const dkv_gate_run *r) {
+static long dkv_gateDefects(const dkv_gate_run *r) {
     long n = r->expired;
     for (int i = 0; i < DKV_ST_N; i++)
         if (dkv_statusRow((dkv_status)i)->defect) n += r->counts[i] + r->fuzz_counts[i];

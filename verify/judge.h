@@ -8,8 +8,6 @@
 
 #include "../ref/oracle.h"
 
-#define DKV_REGIONS 3 /* rows/keys of: 0 prompts (roots), 1 responses (leaves and inner), 2 unused for dSink/LSE-less */
-
 typedef struct dkv_where {
     int64_t group, segment, row, head, dim; /* row: within the segment; dim -1 for LSE, dSink */
     int64_t tile_edge;                      /* rows to the nearest multiple of the key tile (declared), -1 unknown */
