@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "../ref/device.h"
+#include "spans.h"
 
 /* Addresses on the device equal the offsets in the arena modulo this: twice the largest alignment. */
 #define PHASE 8192
@@ -19,6 +20,8 @@
 #define PLACE_BYTES (SMALL_BYTES + 2 * PHASE)
 #define TABLES_BYTES ((size_t)1 << 20)
 #define TABLE_ALIGN 256
+/* Large copies pass through pinned memory, which several threads fill: pageable memory goes at 7 GB/s, so at 20. */
+#define PIPE_BYTES ((int64_t)256 << 20)
 
 /* Bytes [from, from + bytes) of the arena: the whole of an image, else a block with the gaps on both sides of it. */
 typedef struct region {
@@ -43,6 +46,7 @@ struct dkv_gpu {
     int at_place;
     int64_t used;
     bool image; /* the plan is one: n_regions is 1 */
+    void *pipe;   /* pinned; NULL until a copy of PIPE_BYTES or more was made */
     void *tables; /* of the problem, where they are not in the slab */
     size_t tables_room;
     const uint8_t *segments, *ranges, *slopes;
@@ -154,6 +158,7 @@ void dkv_closeGpu(dkv_gpu *g) {
     if (!g) return;
     g->ops->release(g->tables);
     dropRegions(g);
+    g->ops->releaseHost(g->pipe);
     g->ops->release(g->slab);
     g->ops->release(g->slab_stage);
     g->ops->releaseHost(g->host);
@@ -368,11 +373,44 @@ static int writeFile(int fd, const void *from, int64_t at, int64_t end) {
     return 0;
 }
 
+typedef struct pipe_loop {
+    uint8_t *to;
+    const uint8_t *from;
+} pipe_loop;
+
+static void pipeSpan(int64_t first, int64_t end, int span, void *arg) {
+    const pipe_loop *l = arg;
+    (void)span;
+    memcpy(l->to + first, l->from + first, (size_t)(end - first));
+}
+
+/* Between the arena and the device. */
+static int copyIn(dkv_gpu *g, uint8_t *device, const uint8_t *host, int64_t bytes) {
+    if (bytes >= PIPE_BYTES && !g->pipe && g->ops->allocHost(&g->pipe, (size_t)PIPE_BYTES)) g->pipe = NULL;
+    if (bytes < PIPE_BYTES || !g->pipe) return g->ops->copyIn(device, host, (size_t)bytes, g->stream);
+    for (int64_t at = 0, n; at < bytes; at += n) {
+        n = bytes - at < PIPE_BYTES ? bytes - at : PIPE_BYTES;
+        dkv_eachSpan(n, (double)n / 4, pipeSpan, &(pipe_loop){g->pipe, host + at});
+        if (g->ops->copyIn(device + at, g->pipe, (size_t)n, g->stream)) return 1;
+    }
+    return 0;
+}
+
+static int copyOut(const dkv_gpu *g, uint8_t *host, const uint8_t *device, int64_t bytes) {
+    if (bytes < PIPE_BYTES || !g->pipe) return g->ops->copyOut(host, device, (size_t)bytes, g->stream);
+    for (int64_t at = 0, n; at < bytes; at += n) {
+        n = bytes - at < PIPE_BYTES ? bytes - at : PIPE_BYTES;
+        if (g->ops->copyOut(g->pipe, device + at, (size_t)n, g->stream)) return 1;
+        dkv_eachSpan(n, (double)n / 4, pipeSpan, &(pipe_loop){host + at, g->pipe});
+    }
+    return 0;
+}
+
 /* Of an image the copy is queued only. */
 static int sendArena(dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
     for (int i = 0; i < g->n_regions && !g->image; i++) {
         const region *r = &g->region[i];
-        if (g->ops->copyIn(staged ? r->stage : r->at, c->base + r->from, (size_t)r->bytes, g->stream)) return 1;
+        if (copyIn(g, staged ? r->stage : r->at, c->base + r->from, r->bytes)) return 1;
     }
     if (!g->image) return 0;
     const region *r = &g->region[0];
@@ -388,7 +426,7 @@ static int sendArena(dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
 
 /* Bytes [from, from + bytes) of a region into `to`. */
 static int fetchBytes(const dkv_gpu *g, const region *r, int64_t from, int64_t bytes, bool staged, uint8_t *to) {
-    return bytes && g->ops->copyOut(to, (staged ? r->stage : r->at) + (from - r->from), (size_t)bytes, g->stream);
+    return bytes && copyOut(g, to, (staged ? r->stage : r->at) + (from - r->from), bytes);
 }
 
 /* A gap lies on the device twice, behind one block and before the next; a byte that changed in either counts.

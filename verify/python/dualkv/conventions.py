@@ -44,6 +44,7 @@ class Convention:
     calls: Callable[["Setting", View], Iterator[Call]]
     always: tuple[str, ...] = ()  # keywords without which a function cannot be called
     merges: bool = False  # the calls' outputs are partial, to be merged by LSE
+    alone: bool = False  # where each segment is a sequence of its own, each row is in one call alone, once
     torch_only: bool = False
 
 
@@ -239,13 +240,20 @@ def _sdpa_needs(setting: Setting, p: View) -> dict[str, str]:
     return out
 
 
+BATCH_ROWS = 1 << 18  # of keys in a batch of several sequences: what a call gathers lies beside the kernel's own memory
+
+
 def _batches(p: View) -> list[list[Segment]]:
-    """Segments of equal lengths and the same mask, together."""
+    """Segments of equal lengths and the same mask, together; of long ones no more than BATCH_ROWS."""
     out: dict[tuple[int, int, int, bool], list[Segment]] = {}
     for s in p.segments:
         if s.q_len:
             out.setdefault((s.q_len, sum(r.length for r in s.ranges), s.context, s.depth == 0), []).append(s)
-    return list(out.values())
+    batches = []
+    for (_, keys, _, _), segments in out.items():
+        most = max(1, BATCH_ROWS // max(keys, 1))
+        batches += [segments[i:i + most] for i in range(0, len(segments), most)]
+    return batches
 
 
 def _sdpa_calls(setting: Setting, p: View) -> Iterator[Call]:
@@ -415,7 +423,7 @@ TABLE = {
     "flash-varlen": Convention(_varlen_refuses, _varlen_needs, _varlen_calls, always=("cu_seqlens_q", "cu_seqlens_k")),
     "flash-dualkv": Convention(_dualkv_refuses, _varlen_needs, _dualkv_calls,
                                always=("cu_seqlens_q", "cu_seqlens_context", "cu_seqlens_decoded", "group")),
-    "sdpa": Convention(_never, _sdpa_needs, _sdpa_calls),
+    "sdpa": Convention(_never, _sdpa_needs, _sdpa_calls, alone=True),
     "flex": Convention(_flex_refuses, _flex_needs, _flex_calls, always=("block_mask",), torch_only=True),
     "prefix-grouper": Convention(_grouper_refuses, _sdpa_needs, _sdpa_calls),
     "cascade": Convention(_cascade_refuses, _cascade_needs, _cascade_calls, always=("is_causal",), merges=True),

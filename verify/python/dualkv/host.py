@@ -24,6 +24,7 @@ from .conventions import Call, Setting
 from .view import View
 
 HOST, CUDA = 0, 1
+KEPT_BYTES = 4 << 30  # of device memory that torch keeps between launches
 LSE_BIT = 1 << 1
 
 
@@ -270,6 +271,9 @@ class Function:
             stream: Any = torch.cuda.ExternalStream(launch.stream)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(stream):
                 Launch(self, p, launch).run(backward)
+            if torch.cuda.memory_reserved() > KEPT_BYTES:  # the oracle, and buffers at another place, want it as well
+                stream.synchronize()
+                torch.cuda.empty_cache()
         else:
             Launch(self, p, launch).run(backward)
 
@@ -476,8 +480,14 @@ class Launch:
 
     # ---- backward ----
 
+    def is_alone(self) -> bool:
+        """Is each row's gradient that of one call, so that nothing is to be added?"""
+        return self.f.torch and self.f.row.alone and all(s.parent < 0 and s.q_len == s.k_len for s in self.p.segments)
+
     def accumulators(self) -> list[Any]:
         p, wide = self.p, self.p.dtype == "fp32"
+        if self.is_alone():
+            return [self.dq, self.dk, self.dv]
         return [self.xp.zeros((p.tq, p.hq, p.dqk), wide), self.xp.zeros((p.tk, p.hkv, p.dqk), wide),
                 self.xp.zeros((p.tk, p.hkv, p.dv), wide)]
 
@@ -493,11 +503,15 @@ class Launch:
         for i, name in enumerate(names):
             x = self.xp.checked(name, grads[i], self.shape(call, rows[i], *shapes[i]), p.dtype)
             pieces = call.pieces if i == 0 and call.pieces is not None else [0]
-            self.add(to[i], rows[i], self.rows_first(x, call), pieces)
+            if self.is_alone():
+                self.put(to[i], rows[i], self.rows_first(x, call))
+            else:
+                self.add(to[i], rows[i], self.rows_first(x, call), pieces)
 
     def finish(self, acc: list[Any]) -> None:
         for to, x in zip((self.dq, self.dk, self.dv), acc):
-            self.xp.store(to, x)
+            if to is not x:
+                self.xp.store(to, x)
 
     def gradients_in(self, call: Call) -> tuple[Any, Any]:
         """dO and dLSE of a call."""
