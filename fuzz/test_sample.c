@@ -107,6 +107,13 @@ static void seedBringsEveryPair(uint64_t seed) {
         for (int g = f + 1; g < N_FEATURES; g++)
             if (count[f][f] && count[g][g] && kindOf(f) != kindOf(g) && !count[f][g])
                 fail_msg("seed %" PRIu64 ": no case with features %d and %d", seed, f, g);
+    dualkv_mask_kind mask;
+    bool with;
+    const char *name, *help;
+    for (int i = 0; (name = dkv_listVariant(i, &mask, &with)); i++)
+        if (!count[MASKS + i][MASKS + i]) fail_msg("seed %" PRIu64 ": mask %s is never drawn", seed, name);
+    for (int i = 0; (name = dkv_listFill(i, &help)); i++)
+        if (!strchr(name, ':') && !count[FILLS + i][FILLS + i]) fail_msg("seed %" PRIu64 ": fill %s is never drawn", seed, name);
     int features = 0;
     for (int f = 0; f < N_FEATURES; f++) features += count[f][f] > 0;
     assert_true(features >= 7 + 6 + 3 + 6 + DKV_N_EDGES + 20 + 4 + 3);

@@ -192,8 +192,37 @@ static void refusals_name_row_and_key(void **state) {
             "would not see: @4 cuts through its segment");
 }
 
+/* Every row of the table: its texts read and print the same, its word is its own, tests of it exist with and without the
+ * parameter that may be left out. */
+static void rows_are_whole(void **state) {
+    (void)state;
+    bool seen[DKV_MASK_PARAMETERS * (DUALKV_BIDIR + 1)] = {false};
+    const char *text;
+    for (size_t m = 0; (text = dkv_smallMask(m)); m++) {
+        char line[200], again[200];
+        dkv_err err = {0};
+        dkv_problem p = parse("3+2", text);
+        snprintf(line, sizeof line, "shape=3+2 mask=%s", text);
+        assert_int_equal(dkv_printProblem(&p, again, sizeof again, &err), 0);
+        assert_string_equal(again, p.mask == DUALKV_CAUSAL ? "shape=3+2" : line);
+        seen[dkv_maskVariant(&p)] = true;
+        dkv_freeProblem(&p);
+    }
+    dualkv_mask_kind mask;
+    bool with;
+    for (int i = 0; (text = dkv_listVariant(i, &mask, &with)); i++)
+        if (!seen[i]) fail_msg("mask %s has no parameters for tests in its row", text);
+    const dkv_mask_row *row;
+    for (int i = 0; (row = dkv_maskRow(i)); i++) {
+        assert_true(strlen(row->help) > 10 && strncmp(row->form, row->name, strlen(row->name)) == 0);
+        assert_true(!row->parameter[0].kind || *row->needs);
+        for (int k = 0; k < i; k++) assert_string_not_equal(row->name, dkv_maskRow(k)->name);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_whole),
         cmocka_unit_test(pictures),
         cmocka_unit_test(block_pattern),
         cmocka_unit_test(blocks_agree_with_pairs),
