@@ -177,7 +177,6 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
         return dkv_complain(&err);
     }
     if (cli->arithmetic) c.fits = &fits;
-    dkv_nameArithmetic(cli->arithmetic);
     if (!cli->quiet) dkv_sayFits(c.kernel->text, &fits, s.out);
     dkv_catchSignals();
     double start = dkv_now();

@@ -57,7 +57,6 @@ static int fitArithmetic(const dkv_cli *cli, dkv_fits *fits, dkv_err *err) {
     if (!cli->arithmetic) return 0;
     int rc = dkv_checkArithmeticWord(cli->arithmetic, err);
     if (!rc) rc = dkv_fitKernel(cli->kernels, cli->arithmetic, 7, cli->timeout, dkv_dataDir(), fits, err);
-    dkv_nameArithmetic(cli->arithmetic);
     return rc;
 }
 

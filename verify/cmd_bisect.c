@@ -102,7 +102,6 @@ static int prepare(run *r, dkv_err *err) {
     if (!rc && cli->metric) rc = dkv_parseMetric(cli->metric, &r->metric, err);
     if (!rc) rc = selectLines(r, err);
     if (!rc && cli->arithmetic) rc = dkv_checkArithmeticWord(cli->arithmetic, err);
-    dkv_nameArithmetic(cli->arithmetic);
     if (!rc) rc = dkv_checkRecordPath(cli->json, err);
     r->trying = (dkv_trying){.repo = &r->repo, .cache = &r->cache, .build = cli->build, .kernel = cli->subject,
                              .build_timeout = cli->build_timeout > 0 ? cli->build_timeout : BUILD_TIMEOUT,

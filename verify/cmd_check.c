@@ -279,7 +279,6 @@ static int fitKernels(const show *s, const dkv_session *session, dkv_fits *fits,
         rc = dkv_fitKernel(&session->kernels[k], word, types, session->timeout, session->data_dir, &fits[k], err);
         if (!rc && !s->cli->quiet) dkv_sayFits(session->kernels[k].text, &fits[k], s->out);
     }
-    dkv_nameArithmetic(word);
     return rc;
 }
 

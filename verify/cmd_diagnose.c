@@ -74,7 +74,6 @@ int dkv_cmdDiagnose(const dkv_cli *cli) {
                                           .what = !cli->where,
                                           .exclude = cli->exclude,
                                           .fits = cli->arithmetic ? &fits : NULL};
-    dkv_nameArithmetic(cli->arithmetic);
     openblas_set_num_threads(1); /* parallel over heads, not inside a product */
     dkv_catchSignals();
     int code = dkv_diagnoseLine(&p, &cli->kernels[0], &options, d, &err);

@@ -238,7 +238,6 @@ static int runSuite(run *r, const dkv_selection *sel, dkv_fits *fits, dkv_sessio
         free(items);
         return rc;
     }
-    dkv_nameArithmetic(cli->arithmetic);
     r->level = dkv_testLevel(session);
     dropOld(r);
     dkv_catchSignals();

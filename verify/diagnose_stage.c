@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "append.h"
 #include "diagnose_impl.h"
 
 #define MOSTLY 0.6   /* of the rows that were read: weights are called right */
@@ -596,22 +597,12 @@ static void findPrecision(dkv_diag *d) {
 
 /* ---- sentences ---- */
 
-static size_t put(char *out, size_t n, size_t at, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
-static size_t put(char *out, size_t n, size_t at, const char *fmt, ...) {
-    va_list ap;
-    if (at >= n) return at;
-    va_start(ap, fmt);
-    int k = vsnprintf(out + at, n - at, fmt, ap);
-    va_end(ap);
-    return k < 0 ? at : at + (size_t)k;
-}
-
 static size_t putTensors(const dkv_spot *s, char *out, size_t n) {
     size_t at = 0;
     int left = __builtin_popcount(s->tensors), first = 1;
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
         if (!(s->tensors >> id & 1)) continue;
-        at = put(out, n, at, "%s%s",
+        at = dkv_append(out, n, at, "%s%s",
                  first       ? ""
                  : left == 1 ? " and "
                              : ", ",
@@ -627,12 +618,12 @@ static size_t putPrecision(const dkv_diag *d, const dkv_spot *s, char *out, size
     const dkv_tensor_where *w = &d->out->tensor[s->tensor];
     char why[300];
     dkv_explainJudgement(d->c->p, &d->c->result->arithmetic, s->tensor, j, why, sizeof why);
-    at = put(out, n, at, ": %s", why);
+    at = dkv_append(out, n, at, ": %s", why);
     if (j->region[0].total && j->region[1].total)
-        at = put(out, n, at, " (noise %.2f in the prompts, %.2f in the responses)", j->region[0].rms_z,
+        at = dkv_append(out, n, at, " (noise %.2f in the prompts, %.2f in the responses)", j->region[0].rms_z,
                  j->region[1].rms_z);
     if (w->growth_p < 1e-6)
-        at = put(out, n, at, "; its noise goes with the number of keys to the power %.2g", w->growth);
+        at = dkv_append(out, n, at, "; its noise goes with the number of keys to the power %.2g", w->growth);
     return at;
 }
 
@@ -642,7 +633,7 @@ static void say(const dkv_diag *d, dkv_spot *s) {
     const size_t n = sizeof s->sentence;
     char *out = s->sentence;
     size_t at = putTensors(s, out, n);
-    at = put(out, n, at,
+    at = dkv_append(out, n, at,
              s->precision                             ? " %s less precise than declared, %s"
              : w->nonfinite && w->nonfinite == w->off ? " %s not finite, %s"
                                                       : " %s wrong, %s",
@@ -651,13 +642,13 @@ static void say(const dkv_diag *d, dkv_spot *s) {
         putPrecision(d, s, out, n, at);
         return;
     }
-    if (w->rows_words[0]) at = put(out, n, at, ": %s of %s", w->rows_words, w->segments);
-    if (w->heads[0]) at = put(out, n, at, "%s %s", w->rows_words[0] ? "," : ":", w->heads);
+    if (w->rows_words[0]) at = dkv_append(out, n, at, ": %s of %s", w->rows_words, w->segments);
+    if (w->heads[0]) at = dkv_append(out, n, at, "%s %s", w->rows_words[0] ? "," : ":", w->heads);
     if (w->dims[0] && strncmp(w->dims, "all ", 4) && strncmp(w->dims, "the only", 8))
-        at = put(out, n, at, ", %s", w->dims);
+        at = dkv_append(out, n, at, ", %s", w->dims);
     if (s->region[0] && strncmp(s->region, "rows", 4) && strncmp(s->region, "keys of the", 11))
-        at = put(out, n, at, "; pairs %s", s->region);
-    if (s->detail[0]) put(out, n, at, "; %s", s->detail);
+        at = dkv_append(out, n, at, "; pairs %s", s->region);
+    if (s->detail[0]) dkv_append(out, n, at, "; %s", s->detail);
 }
 
 void dkv_findSpots(dkv_diag *d) {

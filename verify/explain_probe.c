@@ -3,7 +3,6 @@
  * What is found is a hypothesis as any other: the model with these keys must explain the error on the case's
  * own inputs. */
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include "../ref/dtype.h"
 #include "../ref/mask.h"
 #include "../ref/sequence.h"
+#include "append.h"
 #include "hypothes_model.h"
 
 #define RUNS_MAX 96 /* of the kernel */
@@ -156,36 +156,26 @@ typedef struct pattern { /* rows [r0, r1] of a segment */
     bool more, first_moves, last_moves;
 } pattern;
 
-static size_t add(char *out, size_t n, size_t at, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
-static size_t add(char *out, size_t n, size_t at, const char *fmt, ...) {
-    va_list ap;
-    if (at >= n) return at;
-    va_start(ap, fmt);
-    at += (size_t)vsnprintf(out + at, n - at, fmt, ap);
-    va_end(ap);
-    return at;
-}
-
 static size_t sayPattern(const dkv_model *m, const pattern *x, int h, char *out, size_t n, size_t at) {
     static const char *const verb[] = {"miss", "", "see", "count twice or more"};
     const bool one = x->r0 == x->r1;
     char of[60], who[60];
     nameSegment(m, x->d.seg, of, sizeof of);
     nameSegment(m, x->seg, who, sizeof who);
-    if (at) at = add(out, n, at, "; ");
-    if (one) at = add(out, n, at, "row %lld of %s", (long long)x->r0, who);
-    else at = add(out, n, at, "rows %lld to %lld of %s", (long long)x->r0, (long long)x->r1, who);
-    if (h >= 0) at = add(out, n, at, ", head %d,", h);
-    at = add(out, n, at, " %s%s", verb[x->d.kind + 1],
+    if (at) at = dkv_append(out, n, at, "; ");
+    if (one) at = dkv_append(out, n, at, "row %lld of %s", (long long)x->r0, who);
+    else at = dkv_append(out, n, at, "rows %lld to %lld of %s", (long long)x->r0, (long long)x->r1, who);
+    if (h >= 0) at = dkv_append(out, n, at, ", head %d,", h);
+    at = dkv_append(out, n, at, " %s%s", verb[x->d.kind + 1],
              !one || x->d.kind == 2 ? ""
              : x->d.kind == -1      ? "es"
                                     : "s");
-    if (x->d.first == x->d.last) at = add(out, n, at, " key %lld of %s", (long long)x->d.first, of);
-    else at = add(out, n, at, " keys %lld to %lld of %s", (long long)x->d.first, (long long)x->d.last, of);
-    if (x->first_moves && x->last_moves) at = add(out, n, at, " and so on, a key further each row");
-    else if (x->first_moves) at = add(out, n, at, ", from a key further each row");
-    else if (x->last_moves) at = add(out, n, at, ", to a key further each row");
-    return x->more ? add(out, n, at, " and others") : at;
+    if (x->d.first == x->d.last) at = dkv_append(out, n, at, " key %lld of %s", (long long)x->d.first, of);
+    else at = dkv_append(out, n, at, " keys %lld to %lld of %s", (long long)x->d.first, (long long)x->d.last, of);
+    if (x->first_moves && x->last_moves) at = dkv_append(out, n, at, " and so on, a key further each row");
+    else if (x->first_moves) at = dkv_append(out, n, at, ", from a key further each row");
+    else if (x->last_moves) at = dkv_append(out, n, at, ", to a key further each row");
+    return x->more ? dkv_append(out, n, at, " and others") : at;
 }
 
 /* The longest run of rows from r on whose differences follow one pattern. */
@@ -232,7 +222,7 @@ static int describeCoverage(const dkv_model *m, const float *given, const float 
                 if (x.d.any && said++ < 3) at = sayPattern(m, &x, agree ? -1 : h, out, n, at);
                 r = x.r1 + 1;
             }
-    if (said > 3) add(out, n, at, "; and %d more like these", said - 3);
+    if (said > 3) dkv_append(out, n, at, "; and %d more like these", said - 3);
     return said;
 }
 

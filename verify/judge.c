@@ -8,11 +8,11 @@
  * means that clean kernels show. gain     slope of (got - rounded twin) on the twin, weights 1/(sigma^2 +
  * ulp^2/12), standard error from rows. Where all rows have the same scores they err alike: sigma, but for the
  * output's rounding, is allowed as well. */
+#include "append.h"
 #include "judge.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -403,34 +403,24 @@ int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arit
 
 /* ---- in words ---- */
 
-static __attribute__((format(printf, 4, 5))) size_t add(char *out, size_t n, size_t at, const char *fmt,
-                                                        ...) {
-    va_list ap;
-    if (at >= n) return at;
-    va_start(ap, fmt);
-    int k = vsnprintf(out + at, n - at, fmt, ap);
-    va_end(ap);
-    return k < 0 ? at : at + (size_t)k;
-}
-
 static size_t addPlace(const dualkv_arithmetic *a, dkv_tensor_id id, const dkv_where *w, char *out, size_t n,
                        size_t at) {
-    if (id == DKV_DSINK) return add(out, n, at, " at head %" PRId64, w->head);
-    at = add(out, n, at, " at group %" PRId64 ", %s", w->group, dkv_regionName(w->region));
-    if (w->region) at = add(out, n, at, " (segment %" PRId64 ")", w->segment);
-    at = add(out, n, at, ", %s %" PRId64, id == DKV_DK || id == DKV_DV ? "key" : "row", w->row);
+    if (id == DKV_DSINK) return dkv_append(out, n, at, " at head %" PRId64, w->head);
+    at = dkv_append(out, n, at, " at group %" PRId64 ", %s", w->group, dkv_regionName(w->region));
+    if (w->region) at = dkv_append(out, n, at, " (segment %" PRId64 ")", w->segment);
+    at = dkv_append(out, n, at, ", %s %" PRId64, id == DKV_DK || id == DKV_DV ? "key" : "row", w->row);
     if (w->tile_edge >= 0 && w->tile_edge <= 2 && w->row >= a->key_tile / 2) {
         int64_t past = w->row % a->key_tile;
         if (past == 0)
-            at = add(out, n, at, " (the first of a %d-row tile)", (int)a->key_tile);
+            at = dkv_append(out, n, at, " (the first of a %d-row tile)", (int)a->key_tile);
         else if (past <= 2)
-            at = add(out, n, at, " (%" PRId64 " past a %d-row tile's edge)", past, (int)a->key_tile);
+            at = dkv_append(out, n, at, " (%" PRId64 " past a %d-row tile's edge)", past, (int)a->key_tile);
         else
             at =
-                add(out, n, at, " (%" PRId64 " before a %d-row tile's edge)", w->tile_edge, (int)a->key_tile);
+                dkv_append(out, n, at, " (%" PRId64 " before a %d-row tile's edge)", w->tile_edge, (int)a->key_tile);
     }
-    at = add(out, n, at, ", %s %" PRId64, id == DKV_DK || id == DKV_DV ? "KV head" : "head", w->head);
-    if (w->dim >= 0) at = add(out, n, at, ", dim %" PRId64, w->dim);
+    at = dkv_append(out, n, at, ", %s %" PRId64, id == DKV_DK || id == DKV_DV ? "KV head" : "head", w->head);
+    if (w->dim >= 0) at = dkv_append(out, n, at, ", dim %" PRId64, w->dim);
     return at;
 }
 
@@ -445,18 +435,18 @@ static size_t explainTwin(dkv_tensor_id id, const dkv_judgement *j, char *out, s
     const dkv_part *part;
     if (j->imprecise) {
         const char *where = partName(j, exceeds, &part);
-        at = add(out, n, at,
+        at = dkv_append(out, n, at,
                  "%s%s: noise of %.2f times what the declared roundings leave, where %.2f is the limit",
                  dkv_tensorName(id), where, part->rms_z, part->rms_limit);
     }
     if (!j->biased) return at;
     const char *where = partName(j, leans, &part);
-    if (j->imprecise) at = add(out, n, at, "; ");
+    if (j->imprecise) at = dkv_append(out, n, at, "; ");
     if (fabs(part->gain) > part->gain_limit)
-        return add(out, n, at, "%s%s: too %s by %.2g of its value on average, where %.2g is the limit",
+        return dkv_append(out, n, at, "%s%s: too %s by %.2g of its value on average, where %.2g is the limit",
                    dkv_tensorName(id), where, part->gain < 0 ? "small" : "large", fabs(part->gain),
                    part->gain_limit);
-    return add(out, n, at, "%s%s: off by %+.2f of its noise on average, where %.2f is the limit",
+    return dkv_append(out, n, at, "%s%s: off by %+.2f of its noise on average, where %.2f is the limit",
                dkv_tensorName(id), where, part->mean_z, part->mean_limit);
 }
 
@@ -473,14 +463,14 @@ void dkv_explainJudgement(const dkv_problem *p, const dualkv_arithmetic *a, dkv_
         return;
     }
     if (isinf(w->want))
-        at = add(out, n, 0, "%s: %g where %g is right", dkv_tensorName(id), w->got, w->want);
+        at = dkv_append(out, n, 0, "%s: %g where %g is right", dkv_tensorName(id), w->got, w->want);
     else if (!isfinite(w->got))
-        at = add(out, n, 0, "%s: %g where %.6g is right", dkv_tensorName(id), w->got, w->want);
+        at = dkv_append(out, n, 0, "%s: %g where %.6g is right", dkv_tensorName(id), w->got, w->want);
     else if (isinf(j->all.max_ratio))
-        at = add(out, n, 0, "%s: an error where none is allowed", dkv_tensorName(id));
+        at = dkv_append(out, n, 0, "%s: an error where none is allowed", dkv_tensorName(id));
     else
-        at = add(out, n, 0, "%s: %.3g times what rounding allows", dkv_tensorName(id), j->all.max_ratio);
+        at = dkv_append(out, n, 0, "%s: %.3g times what rounding allows", dkv_tensorName(id), j->all.max_ratio);
     at = addPlace(a, id, w, out, n, at);
-    if (isfinite(w->got) && !isinf(w->want)) at = add(out, n, at, ": got %.6g, truth %.6g", w->got, w->want);
-    add(out, n, at, "; %" PRId64 " of %" PRId64 " elements are wrong", j->all.bad, j->all.total);
+    if (isfinite(w->got) && !isinf(w->want)) at = dkv_append(out, n, at, ": got %.6g, truth %.6g", w->got, w->want);
+    dkv_append(out, n, at, "; %" PRId64 " of %" PRId64 " elements are wrong", j->all.bad, j->all.total);
 }

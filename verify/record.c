@@ -13,6 +13,7 @@
 #include "../data/fields.h"
 #include "../data/fill.h"
 #include "accepted.h"
+#include "append.h"
 #include "kernel_hash.h"
 #include "version.h"
 
@@ -56,9 +57,15 @@ char *dkv_spellCommand(const char *name, const char *const (*options)[2], int n_
     return NULL;
 }
 
-static const char *arithmetic_word;
+static struct {
+    const char *arithmetic;
+    int repeats;
+} named; /* options without which a replay is another case */
 
-void dkv_nameArithmetic(const char *word) { arithmetic_word = word; }
+void dkv_nameOptions(const char *arithmetic, int repeats) {
+    named.arithmetic = arithmetic;
+    named.repeats = repeats;
+}
 
 void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n) {
     char *quoted_line = malloc(DKV_LINE_MAX + 64), *quoted_kernel = malloc(4 * DKV_SPEC_MAX);
@@ -74,7 +81,8 @@ void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n
         }
     }
     size_t at = quoted_line && quoted_kernel ? strlen(out) : n;
-    if (arithmetic_word && at < n) snprintf(out + at, n - at, " --arithmetic %s", arithmetic_word);
+    if (named.arithmetic) at = dkv_append(out, n, at, " --arithmetic %s", named.arithmetic);
+    if (named.repeats > 1) dkv_append(out, n, at, " --repeats %d", named.repeats);
     free(quoted_line);
     free(quoted_kernel);
 }

@@ -8,8 +8,8 @@
 #include "case.h"
 
 /* The command that replays a case: dualkv replay 'LINE' --kernel SPEC [--files DIR] (quoted for a shell), and
- * --arithmetic where a run was given that. */
-void dkv_nameArithmetic(const char *word); /* before the run; NULL: none */
+ * --arithmetic and --repeats where the run was given them. */
+void dkv_nameOptions(const char *arithmetic, int repeats); /* of the run, before it; NULL: none */
 #define DKV_REPLAY_MAX (DKV_LINE_MAX + 4 * DKV_SPEC_MAX) /* room for one */
 void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n);
 /* 'text' for a shell, plain where it needs no quotes; cut to n bytes. */
