@@ -95,7 +95,7 @@ static void ends_are_tested(void **state) {
 static void other_repositories(void **state) {
     (void)state;
     mustShell("git clone -q --depth 3 --no-local \"file://$D/c\" $D/shallow && cp -r $D/shallow $D/tmp/../shallow2");
-    mustRefuse(2, "--good good --bad HEAD --repo $D/shallow " K, "shallow");
+    mustRefuse(2, "--good good --bad HEAD --repo $D/shallow " K, "(shallow): git fetch --unshallow");
     mustShell("cd $D/c && git worktree add -q --detach $D/other main~2 && echo x >>$D/other/kernel.c");
     char *was = stateOf("c");
     mustBisect(0, "--good good --bad bad --repo $D/other " K);
