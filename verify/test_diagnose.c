@@ -192,6 +192,18 @@ static void the_command_says_and_writes_it(void **state) {
     mustSay(2, "$B/dualkv diagnose shape=4 --kernel emu+bm=0", "bm");
 }
 
+/* A kernel that declares nothing: what the user holds it to, what fits it, or a direction. */
+static void strangers_are_held_to_an_arithmetic(void **state) {
+    (void)state;
+#define STRANGER(WORDS, GAIN) \
+    "$B/dualkv diagnose 'shape=100+2x60 heads=2:2 dim=32' --where --kernel $B/testkernels/planted.so:planted+undeclared" GAIN WORDS
+    mustSay(1, STRANGER("", "+gain=dV:1.01"), "% too large, in every KV head; no known rounding");
+    mustSay(1, STRANGER(" --arithmetic flash", "+gain=dV:1.01"), "--arithmetic flash\n");
+    assert_non_null(strstr(output, "1.01 times its value explains 0.9"));
+    mustSay(1, STRANGER(" --arithmetic auto", "+gain=dK:1.01"), "dK");
+    mustSay(2, STRANGER(" --arithmetic nope", ""), "'nope' is none of auto");
+}
+
 /* Faults of another kernel, of kinds that the catalogue has not. All of them: fuzz/unseen.sh. */
 static void faults_of_no_catalogue(void **state) {
     (void)state;
@@ -215,6 +227,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(other_statuses_are_said),
         cmocka_unit_test(sets_have_words),
         cmocka_unit_test(the_command_says_and_writes_it),
+        cmocka_unit_test(strangers_are_held_to_an_arithmetic),
         cmocka_unit_test(faults_of_no_catalogue),
     };
     dkv_guardCoordinator();
