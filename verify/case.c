@@ -364,7 +364,7 @@ static int judgeAll(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
         const double *got = dkv_outputAt(&c->got, (dkv_tensor_id)id);
         memset(j, 0, sizeof *j);
         if (!got || isAbsent(c, id)) continue;
-        int rc = dkv_judgeTensor(c->p, &c->packed, a, &c->oracle, (dkv_tensor_id)id, got, c->options->level,
+        int rc = dkv_judgeTensor(&c->packed, a, &c->oracle, (dkv_tensor_id)id, got, c->options->level,
                                  j, err);
         if (rc) return rc;
     }

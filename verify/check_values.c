@@ -44,7 +44,7 @@ static const dkv_judgement *firstOf(dkv_case *c, bool (*is)(const dkv_judgement 
         if (!is(j)) continue;
         if (!first) {
             first = j;
-            dkv_explainJudgement(c->p, &c->result->arithmetic, order[i], j, why, n);
+            dkv_explainJudgement(&c->result->arithmetic, order[i], j, why, n);
             at = strlen(why);
         } else {
             const char *before = others++ ? ", " : "; also ";

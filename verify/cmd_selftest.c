@@ -126,7 +126,7 @@ static void testComparator(tally *t) {
         char what[80];
         for (int k = 0; k < 6 && !rc; k++) o.bound.o[k] = 0.01;
         got[4] = rows[i].error * 0.01;
-        if (!rc) rc = dkv_judgeTensor(&p, &l, &a, &o, DKV_O, got, 1e-9, &j, &err);
+        if (!rc) rc = dkv_judgeTensor(&l, &a, &o, DKV_O, got, 1e-9, &j, &err);
         snprintf(what, sizeof what, "comparator on %s", rows[i].what);
         say(t, !rc && j.failed == rows[i].fails, what, rc ? err.text : j.failed ? "fails" : "passes");
     }

@@ -617,7 +617,7 @@ static size_t putPrecision(const dkv_diag *d, const dkv_spot *s, char *out, size
     const dkv_judgement *j = &d->c->result->tensor[s->tensor];
     const dkv_tensor_where *w = &d->out->tensor[s->tensor];
     char why[300];
-    dkv_explainJudgement(d->c->p, &d->c->result->arithmetic, s->tensor, j, why, sizeof why);
+    dkv_explainJudgement(&d->c->result->arithmetic, s->tensor, j, why, sizeof why);
     at = dkv_append(out, n, at, ": %s", why);
     if (j->region[0].total && j->region[1].total)
         at = dkv_append(out, n, at, " (noise %.2f in the prompts, %.2f in the responses)", j->region[0].rms_z,

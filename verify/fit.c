@@ -93,7 +93,7 @@ static int testCandidate(dkv_case *c, const candidate *x, probe *p, dkv_err *err
     for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++) {
         dkv_judgement j;
         if (!isJudged(c, id)) continue;
-        rc = dkv_judgeTensor(c->p, &c->packed, &x->a, &c->oracle, (dkv_tensor_id)id,
+        rc = dkv_judgeTensor(&c->packed, &x->a, &c->oracle, (dkv_tensor_id)id,
                              dkv_outputAt(&c->got, (dkv_tensor_id)id), LEVEL, &j, err);
         p->found &= !rc && !j.failed && !j.imprecise && !j.biased;
         p->misfit = fmax(p->misfit, j.all.rms_z / j.all.rms_limit);

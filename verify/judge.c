@@ -376,10 +376,9 @@ done:
     return code;
 }
 
-int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arithmetic *a,
+int dkv_judgeTensor(const dkv_layout *l, const dualkv_arithmetic *a,
                     const dkv_oracle *o, dkv_tensor_id id, const double *got, double level,
                     dkv_judgement *out, dkv_err *err) {
-    (void)p;
     int64_t n[DKV_N_OUTPUTS];
     shape s = dkv_vectorsOf(&l->view, id);
     uint8_t *region;
@@ -450,11 +449,10 @@ static size_t explainTwin(dkv_tensor_id id, const dkv_judgement *j, char *out, s
                dkv_tensorName(id), where, part->mean_z, part->mean_limit);
 }
 
-void dkv_explainJudgement(const dkv_problem *p, const dualkv_arithmetic *a, dkv_tensor_id id,
+void dkv_explainJudgement(const dualkv_arithmetic *a, dkv_tensor_id id,
                           const dkv_judgement *j, char *out, size_t n) {
     const dkv_where *w = &j->worst;
     size_t at = 0;
-    (void)p;
     if (!n) return;
     out[0] = 0;
     if (!j->present) return;

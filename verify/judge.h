@@ -33,10 +33,10 @@ typedef struct dkv_judgement {
 } dkv_judgement;
 
 /* got: the kernel's tensor as doubles, packed and contiguous. level: false-alarm probability of this one test. */
-int dkv_judgeTensor(const dkv_problem *p, const dkv_layout *l, const dualkv_arithmetic *a, const dkv_oracle *o,
+int dkv_judgeTensor(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_oracle *o,
                     dkv_tensor_id id, const double *got, double level, dkv_judgement *out, dkv_err *err);
 
 /* The sentence that says what is wrong and where, in words ("" where nothing is). */
-void dkv_explainJudgement(const dkv_problem *p, const dualkv_arithmetic *a, dkv_tensor_id id,
+void dkv_explainJudgement(const dualkv_arithmetic *a, dkv_tensor_id id,
                           const dkv_judgement *j, char *out, size_t n);
 #endif

@@ -56,14 +56,14 @@ static void makeUp(trial *t, double size) {
 static dkv_judgement judge(trial *t, dkv_tensor_id id) {
     dkv_judgement j;
     dkv_err err = {0};
-    if (dkv_judgeTensor(&t->p, &t->l, &t->a, &t->o, id, dkv_outputAt(&t->got, id), LEVEL, &j, &err))
+    if (dkv_judgeTensor(&t->l, &t->a, &t->o, id, dkv_outputAt(&t->got, id), LEVEL, &j, &err))
         fail_msg("%s", err.text);
     return j;
 }
 
 static const char *explain(trial *t, dkv_tensor_id id, const dkv_judgement *j) {
     static char text[400];
-    dkv_explainJudgement(&t->p, &t->a, id, j, text, sizeof text);
+    dkv_explainJudgement(&t->a, id, j, text, sizeof text);
     return text;
 }
 
@@ -146,7 +146,7 @@ static void test_words(void **state) {
               "KV head 1, dim 3: got "));
     assert_non_null(strstr(text, "1 of 9600 elements are wrong"));
     char small[20];
-    dkv_explainJudgement(&t.p, &t.a, DKV_DK, &j, small, sizeof small);
+    dkv_explainJudgement(&t.a, DKV_DK, &j, small, sizeof small);
     assert_int_equal(strlen(small), 19);
     closeTrial(&t);
 }
@@ -225,8 +225,8 @@ static void test_refuses(void **state) {
     dkv_judgement j;
     dkv_err err = {0};
     makeUp(&t, 1);
-    assert_int_equal(dkv_judgeTensor(&t.p, &t.l, &t.a, &t.o, DKV_O, t.got.o, 0, &j, &err), DKV_EHARNESS);
-    assert_int_equal(dkv_judgeTensor(&t.p, &t.l, &t.a, &t.o, DKV_O, NULL, LEVEL, &j, &err), DKV_OK);
+    assert_int_equal(dkv_judgeTensor(&t.l, &t.a, &t.o, DKV_O, t.got.o, 0, &j, &err), DKV_EHARNESS);
+    assert_int_equal(dkv_judgeTensor(&t.l, &t.a, &t.o, DKV_O, NULL, LEVEL, &j, &err), DKV_OK);
     assert_false(j.present);
     closeTrial(&t);
 }
