@@ -146,6 +146,15 @@ static void addWorst(cJSON *o, const dkv_where *w) {
     dkv_addNumber(worst, "tile_edge", (double)w->tile_edge);
 }
 
+static void addLean(cJSON *o, const dkv_lean *l) {
+    static const char *const words[DKV_N_WAYS] = {"itself", "scale", "delta", "dLSE"};
+    if (!l->found) return;
+    cJSON *lean = cJSON_AddObjectToObject(o, "lean");
+    cJSON_AddStringToObject(lean, "direction", words[l->way]);
+    dkv_addNumber(lean, "gain", l->gain);
+    dkv_addNumber(lean, "allowed", l->allowed);
+}
+
 static void addTensors(cJSON *o, const dkv_result *r) {
     cJSON *tensors = cJSON_AddObjectToObject(o, "tensors");
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
@@ -159,6 +168,7 @@ static void addTensors(cJSON *o, const dkv_result *r) {
             if (j->region[k].total)
                 addPart(cJSON_AddObjectToObject(parts, dkv_regionName(k)), &j->region[k], j->twin);
         if (j->all.total) addWorst(t, &j->worst);
+        addLean(t, &r->lean[id]);
         dkv_addErrmap(t, "map", &r->map[id]);
     }
 }

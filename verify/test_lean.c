@@ -12,6 +12,7 @@
 #include "../data/fill.h"
 #include "../data/suite.h"
 #include "check.h"
+#include "record.h"
 
 #define LINE "shape=100+2x60 heads=2:2 dim=32"
 
@@ -79,6 +80,18 @@ static void what_is_left_out_is_named(void **state) {
     if (!strstr(result->why, "dLSE counts ")) fail_msg("%s", result->why);
 }
 
+/* What leans, and by how much, is in the record. */
+static void records_hold_it(void **state) {
+    (void)state;
+    assert_int_equal(runCase("+gain=dV:1.02", LINE, NULL), DKV_ST_BIASED);
+    char *json = dkv_printRecord(result);
+    assert_non_null(json);
+    const char *at = strstr(json, "\"lean\":{\"direction\":\"itself\",\"gain\":0.0");
+    assert_true(at && strstr(json, "\"dV\":") < at && !strstr(at + 1, "\"lean\":{"));
+    assert_non_null(strstr(json, "\"lean\":\"defect\""));
+    free(json);
+}
+
 /* A profile named by the user holds what its twin speaks of, and O leans all the same. */
 static void an_o_without_a_key_tile_is_held(void **state) {
     (void)state;
@@ -108,6 +121,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_percent_is_seen_in_every_tensor), cmocka_unit_test(a_thousandth_is_seen_where_there_are_rows),
         cmocka_unit_test(the_head_is_named),                 cmocka_unit_test(what_is_left_out_is_named),
         cmocka_unit_test(an_o_without_a_key_tile_is_held),   cmocka_unit_test(rounding_does_not_lean),
+        cmocka_unit_test(records_hold_it),
     };
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     result = calloc(1, sizeof *result);
