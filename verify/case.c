@@ -385,8 +385,11 @@ static bool fitsProfile(const dkv_result *r) {
     return true;
 }
 
+#define LEANS_MOST 1e13 /* FLOPs of a case from which on one oracle takes so long that many are not asked */
+
 /* Where no twin speaks, or only that of an arithmetic that was chosen because it fits. */
 static int judgeLeans(dkv_case *c, dkv_err *err) {
+    if (dkv_forwardFlops(c->p) + (c->p->grad ? dkv_backwardFlops(c->p) : 0) > LEANS_MOST) return 0;
     const dkv_result *r = c->result;
     const dkv_fit *fit = c->options->fits ? &c->options->fits->of[c->kernel.p->dtype] : NULL;
     const bool held = c->kernel.d.arithmetic.declared || (fit && fit->known && fit->held);

@@ -11,6 +11,7 @@
 
 #include "../ref/dtype.h"
 #include "derive.h"
+#include "spans.h"
 
 typedef struct moves {
     int32_t hq, hkv;
@@ -30,15 +31,34 @@ static bool flipped(const moves *m, int32_t h, bool by_key, int32_t c, int32_t d
     return kvh == m->hkv - 1 && c >= dim / 2;
 }
 
-static void moveVectors(const moves *m, const void *from, void *to, int64_t rows, bool by_key, int32_t dim, size_t elt) {
-    int32_t heads = by_key ? m->hkv : m->hq;
-    for (int64_t t = 0; from && t < rows; t++)
+typedef struct move_loop {
+    const moves *m;
+    const void *from;
+    void *to;
+    bool by_key;
+    int32_t dim;
+    size_t elt;
+} move_loop;
+
+static void moveSpan(int64_t first, int64_t end, int span, void *arg) {
+    const move_loop *l = arg;
+    const moves *m = l->m;
+    const bool by_key = l->by_key;
+    const int32_t heads = by_key ? m->hkv : m->hq, dim = l->dim;
+    const size_t elt = l->elt;
+    (void)span;
+    for (int64_t t = first; t < end; t++)
         for (int32_t h = 0; h < heads; h++) {
-            char *x = (char *)to + (size_t)((t * heads + h) * dim) * elt;
-            memcpy(x, (const char *)from + (size_t)((t * heads + sourceHead(m, h, by_key)) * dim) * elt, (size_t)dim * elt);
+            char *x = (char *)l->to + (size_t)((t * heads + h) * dim) * elt;
+            memcpy(x, (const char *)l->from + (size_t)((t * heads + sourceHead(m, h, by_key)) * dim) * elt, (size_t)dim * elt);
             for (int32_t c = 0; c < dim; c++)
                 if (flipped(m, h, by_key, c, dim)) x[(size_t)(c + 1) * elt - 1] ^= (char)0x80; /* the sign's byte */
         }
+}
+
+static void moveVectors(const moves *m, const void *from, void *to, int64_t rows, bool by_key, int32_t dim, size_t elt) {
+    move_loop l = {m, from, to, by_key, dim, elt};
+    if (from) dkv_eachSpan(rows, (double)rows * (by_key ? m->hkv : m->hq) * dim, moveSpan, &l);
 }
 
 static int moveInputs(const dkv_side *s, const moves *m, dkv_inputs *out, dkv_err *err) {
@@ -60,17 +80,28 @@ static int moveInputs(const dkv_side *s, const moves *m, dkv_inputs *out, dkv_er
     return 0;
 }
 
-/* One tensor of a run against the truth, moved along. Where no arithmetic is declared the bound is that of a guess from the
- * kernel's own values: then against those values, each of the two within the bound. */
-static void compareMoved(const dkv_case *c, const moves *m, const dkv_outputs *got, dkv_tensor_id id, dkv_tally *t) {
+typedef struct moved_loop {
+    const dkv_case *c;
+    const moves *m;
+    const dkv_outputs *got;
+    dkv_tensor_id id;
+    dkv_tally of[DKV_SPANS];
+} moved_loop;
+
+static void movedSpan(int64_t first, int64_t end, int span, void *arg) {
+    moved_loop *l = arg;
+    const dkv_case *c = l->c;
+    const moves *m = l->m;
+    const dkv_tensor_id id = l->id;
+    const dkv_outputs *got = l->got;
+    dkv_tally *t = &l->of[span];
     const dualkv_problem *v = &c->packed.view;
     const double *x = dkv_outputAt(got, id), *truth = dkv_outputAt(&c->oracle.truth, id);
     const double *bound = dkv_outputAt(&c->oracle.bound, id), *own = dkv_outputAt(&c->got, id);
     const bool guessed = !c->kernel.d.arithmetic.declared;
     const dkv_vectors g = dkv_vectorsOf(v, id);
     const int32_t dim = (int32_t)g.d;
-    if (!x || (c->kernel.d.absent >> id & 1)) return;
-    for (int64_t r = 0; r < g.rows; r++)
+    for (int64_t r = first; r < end; r++)
         for (int32_t h = 0; h < g.heads; h++) {
             const int64_t at = dkv_vectorAt(&g, r, h), was = dkv_vectorAt(&g, r, m ? sourceHead(m, h, g.keys) : h);
             for (int32_t k = 0; k < dim; k++) {
@@ -82,6 +113,16 @@ static void compareMoved(const dkv_case *c, const moves *m, const dkv_outputs *g
                                   id, at + k, t);
             }
         }
+}
+
+/* One tensor of a run against the truth, moved along. Where no arithmetic is declared the bound is that of a guess from the
+ * kernel's own values: then against those values, each of the two within the bound. */
+static void compareMoved(const dkv_case *c, const moves *m, const dkv_outputs *got, dkv_tensor_id id, dkv_tally *t) {
+    const dkv_vectors g = dkv_vectorsOf(&c->packed.view, id);
+    moved_loop l = {.c = c, .m = m, .got = got, .id = id};
+    if (!dkv_outputAt(got, id) || (c->kernel.d.absent >> id & 1)) return;
+    dkv_eachSpan(g.rows, (double)g.rows * (double)(g.heads * g.d), movedSpan, &l);
+    for (int i = 0; i < DKV_SPANS; i++) dkv_addTally(&l.of[i], t);
 }
 
 /* One run and what it says. m: NULL where the data are the case's own. */

@@ -160,6 +160,14 @@ void dkv_compareValues(double was, double now, double truth_was, double truth_no
     t->allowed = allowed;
 }
 
+void dkv_addTally(const dkv_tally *part, dkv_tally *t) {
+    const dkv_tally before = *t;
+    if (part->outside && (!t->outside || (part->oracle && !t->oracle))) *t = *part;
+    t->compared = before.compared + part->compared;
+    t->outside = before.outside + part->outside;
+    t->bits = before.bits + part->bits;
+}
+
 bool dkv_isClaimed(const dkv_case *c, dkv_tensor_id id, double truth, double bound) {
     int32_t format = id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : (int32_t)c->p->dtype;
     return bound != DKV_UNCLAIMED && isfinite(truth) && isfinite(bound) && fabs(truth) + bound < dkv_maxFinite(format);

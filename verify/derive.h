@@ -53,6 +53,8 @@ void dkv_compareElements(const dkv_case *c, const dkv_case *other, const dkv_out
 /* One element of any identity: `was` and `now` may differ by `allowed`, and so may the truths. Index `at` names it. */
 void dkv_compareValues(double was, double now, double truth_was, double truth_now, double allowed, dkv_tensor_id id,
                        int64_t at, dkv_tally *t);
+/* What another part of the comparison found, after *t. */
+void dkv_addTally(const dkv_tally *part, dkv_tally *t);
 /* n query rows (O, LSE, and dQ where `dq`), and n key rows (dK, dV). */
 void dkv_compareQueries(const dkv_case *c, const dkv_case *other, const dkv_outputs *got, int64_t at, int64_t to, int64_t n,
                         bool dq, dkv_tally *t);

@@ -47,6 +47,7 @@ struct dkv_gpu {
     int64_t used;
     bool image; /* the plan is one: n_regions is 1 */
     void *pipe;   /* pinned; NULL until a copy of PIPE_BYTES or more was made */
+    bool fetched; /* the arena holds what the device does: forward's was fetched, but for the workspace */
     void *tables; /* of the problem, where they are not in the slab */
     size_t tables_room;
     const uint8_t *segments, *ranges, *slopes;
@@ -250,6 +251,7 @@ static int allocPlan(dkv_gpu *g, const dkv_plan *plan, int move) {
     dropGaps(g);
     g->n_regions = 0;
     g->plan = *plan;
+    g->fetched = false;
     g->image = fitsImage(g, plan);
     if (g->image) return placeImage(g, plan, move);
     for (int i = 0; i <= plan->n_blocks; i++)
@@ -374,43 +376,58 @@ static int writeFile(int fd, const void *from, int64_t at, int64_t end) {
 }
 
 typedef struct pipe_loop {
-    uint8_t *to;
-    const uint8_t *from;
+    uint8_t *pipe;
+    int fd;
+    int64_t at; /* of the pipe's first byte in the arena */
+    bool out, failed[DKV_SPANS];
 } pipe_loop;
 
 static void pipeSpan(int64_t first, int64_t end, int span, void *arg) {
-    const pipe_loop *l = arg;
-    (void)span;
-    memcpy(l->to + first, l->from + first, (size_t)(end - first));
+    pipe_loop *l = arg;
+    while (first < end) {
+        ssize_t n = l->out ? pwrite(l->fd, l->pipe + first, (size_t)(end - first), l->at + first)
+                           : pread(l->fd, l->pipe + first, (size_t)(end - first), l->at + first);
+        if (n <= 0) l->failed[span] = true;
+        first += n <= 0 ? end - first : n;
+    }
 }
 
-/* Between the arena and the device. */
-static int copyIn(dkv_gpu *g, uint8_t *device, const uint8_t *host, int64_t bytes) {
+static int movePipe(const dkv_gpu *g, int fd, int64_t at, int64_t bytes, bool out) {
+    pipe_loop l = {.pipe = g->pipe, .fd = fd, .at = at, .out = out};
+    int failed = 0;
+    dkv_eachSpan(bytes, (double)bytes / 4, pipeSpan, &l);
+    for (int i = 0; i < DKV_SPANS; i++) failed |= l.failed[i];
+    return failed;
+}
+
+/* Bytes [at, at + bytes) of the arena to the device, and back. */
+static int copyIn(dkv_gpu *g, const dkv_gpu_launch *c, uint8_t *device, int64_t at, int64_t bytes) {
     if (bytes >= PIPE_BYTES && !g->pipe && g->ops->allocHost(&g->pipe, (size_t)PIPE_BYTES)) g->pipe = NULL;
-    if (bytes < PIPE_BYTES || !g->pipe) return g->ops->copyIn(device, host, (size_t)bytes, g->stream);
-    for (int64_t at = 0, n; at < bytes; at += n) {
-        n = bytes - at < PIPE_BYTES ? bytes - at : PIPE_BYTES;
-        dkv_eachSpan(n, (double)n / 4, pipeSpan, &(pipe_loop){g->pipe, host + at});
-        if (g->ops->copyIn(device + at, g->pipe, (size_t)n, g->stream)) return 1;
+    if (bytes < PIPE_BYTES || !g->pipe) return g->ops->copyIn(device, c->base + at, (size_t)bytes, g->stream);
+    for (int64_t i = 0, n; i < bytes; i += n) {
+        n = bytes - i < PIPE_BYTES ? bytes - i : PIPE_BYTES;
+        if (movePipe(g, c->fd, at + i, n, false) || g->ops->copyIn(device + i, g->pipe, (size_t)n, g->stream)) return 1;
     }
     return 0;
 }
 
-static int copyOut(const dkv_gpu *g, uint8_t *host, const uint8_t *device, int64_t bytes) {
-    if (bytes < PIPE_BYTES || !g->pipe) return g->ops->copyOut(host, device, (size_t)bytes, g->stream);
-    for (int64_t at = 0, n; at < bytes; at += n) {
-        n = bytes - at < PIPE_BYTES ? bytes - at : PIPE_BYTES;
-        if (g->ops->copyOut(g->pipe, device + at, (size_t)n, g->stream)) return 1;
-        dkv_eachSpan(n, (double)n / 4, pipeSpan, &(pipe_loop){host + at, g->pipe});
+static int copyOut(const dkv_gpu *g, const dkv_gpu_launch *c, int64_t at, const uint8_t *device, int64_t bytes) {
+    if (bytes < PIPE_BYTES || !g->pipe) return g->ops->copyOut(c->base + at, device, (size_t)bytes, g->stream);
+    for (int64_t i = 0, n; i < bytes; i += n) {
+        n = bytes - i < PIPE_BYTES ? bytes - i : PIPE_BYTES;
+        if (g->ops->copyOut(g->pipe, device + i, (size_t)n, g->stream) || movePipe(g, c->fd, at + i, n, true)) return 1;
     }
     return 0;
 }
 
 /* Of an image the copy is queued only. */
 static int sendArena(dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
+    const bool known = c->backward && g->fetched && !staged;
+    g->fetched = false;
     for (int i = 0; i < g->n_regions && !g->image; i++) {
         const region *r = &g->region[i];
-        if (copyIn(g, staged ? r->stage : r->at, c->base + r->from, r->bytes)) return 1;
+        if (known && g->plan.block[i].role != DKV_ROLE_WORK) continue;
+        if (copyIn(g, c, staged ? r->stage : r->at, r->from, r->bytes)) return 1;
     }
     if (!g->image) return 0;
     const region *r = &g->region[0];
@@ -426,7 +443,7 @@ static int sendArena(dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
 
 /* Bytes [from, from + bytes) of a region into `to`. */
 static int fetchBytes(const dkv_gpu *g, const region *r, int64_t from, int64_t bytes, bool staged, uint8_t *to) {
-    return bytes && copyOut(g, to, (staged ? r->stage : r->at) + (from - r->from), bytes);
+    return bytes && g->ops->copyOut(to, (staged ? r->stage : r->at) + (from - r->from), (size_t)bytes, g->stream);
 }
 
 /* A gap lies on the device twice, behind one block and before the next; a byte that changed in either counts.
@@ -470,7 +487,8 @@ static int fetchArena(const dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
     for (int i = 0; i < g->n_regions; i++) {
         const dkv_block_place *b = &g->plan.block[i];
         if (b->role == DKV_ROLE_WORK) continue;
-        if (fetchBytes(g, &g->region[i], b->offset, b->bytes, staged, base + b->offset)) return 1;
+        const region *r = &g->region[i];
+        if (b->bytes && copyOut(g, c, b->offset, (staged ? r->stage : r->at) + (b->offset - r->from), b->bytes)) return 1;
     }
     return 0;
 }
@@ -602,6 +620,7 @@ dkv_outcome dkv_launchOnGpu(dkv_gpu *g, const dkv_gpu_launch *c, double *seconds
         : c->run == DKV_BUSY  ? runBusy(g, c, &l, seconds, why, n)
                               : runPlain(g, c, &l, seconds, why, n);
     if (o == DKV_W_OK && fetchArena(g, c, c->run == DKV_SIDE)) o = deviceFailed(g, DKV_W_HARNESS, why, n);
+    g->fetched = o == DKV_W_OK && !c->backward && c->run == DKV_SINGLE;
     return o;
 }
 

@@ -253,7 +253,7 @@ int dkv_measureStrength(dkv_case *c, dkv_err *err) {
     if (!rc && !s->sampled && c->p->grad) rc = dropResponse(c, &at, &work, err);
     if (!rc && !s->sampled) rc = useOld(c, &at, &work, err);
     if (!rc && s->sampled) dkv_loseKeys(c, at.rows);
-    if (!rc) zero(c, &work);
+    if (!rc && !s->sampled) zero(c, &work); /* else nothing was written there */
     if (!rc) noteAll(c, &at, DKV_SLIP_ZEROS, &work);
     s->measured = !rc;
     dkv_freeOutputs(&work);

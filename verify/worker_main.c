@@ -146,7 +146,8 @@ static dkv_outcome noDevice(dkv_reply *r) {
  * else. */
 static uint8_t *mapArena(state *s, const dkv_request *q, int fd) {
     const size_t n = (size_t)q->plan.size;
-    const int shared = MAP_SHARED | (n > (size_t)1 << 26 ? MAP_POPULATE : 0); /* all pages at once, where there are many */
+    /* All pages at once, where there are many; of a device's arena few are touched. */
+    const int shared = MAP_SHARED | (n > (size_t)1 << 26 && !s->gpu ? MAP_POPULATE : 0);
     void *taken = MAP_FAILED, *at = MAP_FAILED;
     if (q->move && s->last)
         taken = mmap(s->last, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
