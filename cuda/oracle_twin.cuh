@@ -46,13 +46,13 @@ typedef struct dkv_twin_device {
     double *q_mean2, *o_mean2, *mean_any[2], *mean_own[2]; /* [subm, d], [subm] */
     dkv_top_rows top;
     /* of the tile */
-    double *k_mean2, *v_mean2, *mean_kv;  /* [subs, d], [subs] */
+    double *k_mean2, *v_mean2, *mean_kv; /* [subm, subs, d], [subm, subs]: over the keys that a CPU block sees */
     double *by, *fade, *old, *count, *p1, *p2, *wsum; /* [subs, max_m] */
     dkv_step_rows step;
     double *col_n, *col_p2, *col_ds2;     /* [subm, ld] */
     double *part[4];                      /* [subs, m, d] or [subm, n, d] */
     double *table_max;                    /* [slots, max_m] */
-    double *last_mean;                    /* [d]: v_mean2 of the last key tile */
+    double *last_mean;                   /* [subm, d]: v_mean2 of the last key tile */
     /* of the head: sums over rows, [parts, tk, d]; the outputs themselves where not apart */
     double *dk, *dk_var, *dv, *dv_var;
     double *sink_y, *sink_v; /* [hq, tq] */
@@ -97,10 +97,10 @@ typedef struct row_sums { /* [m, d] each */
 typedef struct row_parts { /* of one tile, [subs, m, d]; NULL: none */
     const double *sum, *a1, *a2, *size;
     const double *by, *fade, *old, *count, *wsum; /* [subs, max_m]; count: of terms, for what they lose */
-    const double *mean2, *alike;                  /* [subs, d], [subs]; with wsum: a2 / wsum in place of mean2 */
+    const double *mean2, *alike; /* [subm, subs, d], [subm, subs]; with wsum: a2 / wsum in place of mean2 */
     dkv_step_rows step;
     int64_t max_m;
-    int32_t m, d, subs;
+    int32_t m, d, subs, sub_m;
     double fold, squares_by; /* factor on the step's squares */
 } row_parts;
 

@@ -6,7 +6,7 @@
 
 typedef struct delta_end {
     int64_t q_row, tq;
-    int32_t m, d, g, hq, head0, dtype, exact, has_o, fp32; /* fp32: vector arithmetic with fp32's smallest numbers */
+    int32_t m, d, g, sub_m, hq, head0, dtype, exact, has_o, fp32; /* fp32: vector arithmetic with fp32's smallest numbers */
     const double *d_o, *truth; /* [m, d]; packed */
     const double *o_exact, *o_var, *v_mean2, *terms;
     const void *kernel_o, *raw; /* raw: dO as given, where operands of products are rounded; NULL */
@@ -33,7 +33,7 @@ __global__ void delta_twin_kernel(delta_end k, __grid_constant__ const dkv_twin_
                 v = k.o_var[e];
             } else { /* P's roundings in it are not known: the truth, and their variance */
                 o = k.truth[vec * k.d + c];
-                v = k.p_unit2 * (o * o + k.v_mean2[c] / fmax(k.terms[i], 1.0));
+                v = k.p_unit2 * (o * o + k.v_mean2[i / k.sub_m * k.d + c] / fmax(k.terms[i], 1.0));
             }
             const double x = o * d_o, old = sum;
             sum += x;
@@ -353,6 +353,7 @@ static int addQueries(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
     k.m = t->m;
     k.d = d;
     k.subs = (t->n + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS;
+    k.sub_m = (int32_t)x->sub_m;
     k.fold = x->u.z.fold_dq;
     k.squares_by = scale * scale;
     walk_kernel<<<dkv_blocksFor(t->m, 32), 32, 0, o->stream>>>(*t, x->u.z.stuck, b);
@@ -393,6 +394,7 @@ static int startBackward(dkv_device_oracle *o, dkv_scene *s, const void *kernel_
                    s->m,
                    p->dv,
                    o->g,
+                   (int32_t)x->sub_m,
                    p->hq,
                    s->kvh * o->g,
                    p->dtype,

@@ -308,10 +308,10 @@ __global__ void add_rows_kernel(dkv_noise z, row_parts k, row_sums x) {
     DKV_GRID_LOOP(e, (int64_t)k.m * k.d) {
         const int64_t i = e / k.d, c = e % k.d;
         for (int b = 0; b < k.subs; b++) {
-            const int64_t at = b * k.max_m + i, part = b * (int64_t)k.m * k.d + e;
+            const int64_t at = b * k.max_m + i, part = b * (int64_t)k.m * k.d + e, mean = i / k.sub_m * k.subs + b;
             if (k.by && k.by[at] != 1) fadeElement(z, x, e, k.by[at], k.fade[at], k.old[at]);
             const double before = x.acc[e], after = before + k.sum[part];
-            double mean2 = k.mean2[b * k.d + c];
+            double mean2 = k.mean2[mean * k.d + c];
             dkv_formula_step step = getStep(k.step, at);
             step.squares *= k.squares_by;
             x.acc[e] = after;
@@ -319,7 +319,7 @@ __global__ void add_rows_kernel(dkv_noise z, row_parts k, row_sums x) {
             if (k.a2) x.a2[e] += k.a2[part];
             /* V^2 weighted as the row sees it: by P's variance, nearly P^2 */
             if (k.wsum && k.wsum[at] > 0) mean2 = k.a2[part] / k.wsum[at];
-            x.chain[e] += dkv_twinAlike(k.alike[b]) * dkv_formulaChain(&z, step, k.fold, before, after, mean2);
+            x.chain[e] += dkv_twinAlike(k.alike[mean]) * dkv_formulaChain(&z, step, k.fold, before, after, mean2);
             if (k.size) x.loss[e] += dkv_twinLoss(&z, k.fold, before, after, k.count[at], k.size[part]);
         }
     }
@@ -363,6 +363,71 @@ int dkv_twinPartRows(dkv_device_oracle *o, const dkv_area *t, int d, double alph
                         part + (int64_t)full * t->m * d, false);
 }
 
+typedef struct seen_means {
+    const double *k, *v; /* of the tile's first key */
+    const float *equal;
+    int32_t dk, dv;
+    double *k_mean2, *v_mean2, *mean_kv, *last;
+} seen_means;
+
+static __device__ void meanSquares(const double *x, int n, int d, double *out) {
+    for (int c = threadIdx.x; c < d; c += blockDim.x) {
+        double sum = 0;
+        for (int j = 0; j < n; j++) {
+            const double y = x[(int64_t)j * d + c];
+            sum += isfinite(y) ? y * y : 0;
+        }
+        out[c] = n > 0 ? sum / n : 0;
+    }
+}
+
+/* A block a CPU block of rows (y) and 256 keys (x), of which those count that the CPU's tile is left with. */
+__global__ void __launch_bounds__(128) seen_means_kernel(dkv_area t, seen_means k) {
+    __shared__ int keys[2];
+    const int64_t at = (int64_t)blockIdx.y * gridDim.x + blockIdx.x;
+    if (threadIdx.x == 0) {
+        const int64_t r0 = t.r0 + (int64_t)blockIdx.y * t.sub_rows, last = t.r0 + t.m / t.g;
+        int64_t j0 = t.j0 + (int64_t)blockIdx.x * DKV_SUB_KEYS, j1 = t.j0 + t.n;
+        j1 = j1 < j0 + DKV_SUB_KEYS ? j1 : j0 + DKV_SUB_KEYS;
+        dkv_pairTrim(&t.mask, r0, r0 + t.sub_rows < last ? r0 + t.sub_rows : last, &j0, &j1);
+        keys[0] = (int)(j0 - t.j0);
+        keys[1] = (int)(j1 - j0);
+    }
+    __syncthreads();
+    const int64_t first = keys[0];
+    const int n = keys[1];
+    meanSquares(k.k + first * k.dk, n, k.dk, k.k_mean2 + at * k.dk);
+    meanSquares(k.v + first * k.dv, n, k.dv, k.v_mean2 + at * k.dv);
+    if (threadIdx.x >= 32) return;
+    double sum = 0;
+    for (int j = threadIdx.x; j < n; j += 32) sum += (double)k.equal[first + j];
+    sum = dkv_warpSum(sum);
+    if (threadIdx.x == 0) k.mean_kv[at] = n > 0 ? sum / n : 0; /* 0: it sees none of them */
+}
+
+/* A block a CPU block of rows. */
+__global__ void last_mean_kernel(int subs, seen_means k) {
+    for (int b = subs - 1; b >= 0; b--) {
+        const int64_t at = (int64_t)blockIdx.x * subs + b;
+        if (k.mean_kv[at] == 0) continue;
+        for (int c = threadIdx.x; c < k.dv; c += blockDim.x) k.last[blockIdx.x * (int64_t)k.dv + c] = k.v_mean2[at * k.dv + c];
+        return;
+    }
+}
+
+/* k_mean2, v_mean2, mean_kv and last_mean of a tile. */
+static int seenMeans(dkv_device_oracle *o, const dkv_area *t) {
+    const dkv_twin_device *x = o->twin;
+    const int32_t dk = o->p->dqk, dv = o->p->dv;
+    const seen_means k = {o->k + t->k_row * dk, o->v + t->k_row * dv, x->equal_kv + t->k_row, dk, dv,
+                          x->k_mean2,           x->v_mean2,           x->mean_kv,             x->last_mean};
+    const dim3 grid(dkv_blocksFor(t->n, DKV_SUB_KEYS), dkv_blocksFor(t->m, (int)x->sub_m));
+    seen_means_kernel<<<grid, 128, 0, o->stream>>>(*t, k);
+    last_mean_kernel<<<grid.y, 128, 0, o->stream>>>((int)grid.x, k);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
 int dkv_twinLoadTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t, score_view *v) {
     const dkv_problem *p = o->p;
     dkv_twin_device *x = o->twin;
@@ -371,9 +436,7 @@ int dkv_twinLoadTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t
     DKV_TRY(dkv_gemmNt(o, t, p->dqk, t->scale, o->q + at * p->dqk, o->k + key * p->dqk, o->work[0]));
     DKV_TRY(dkv_finalScores(o, t, o->work[0], o->work[6]));
     DKV_TRY(dkv_chainTile(o, t->m, t->n, p->dqk, t->ld, x->q1 + at * p->dqk, x->k1 + key * p->dqk, dot, sq));
-    DKV_TRY(dkv_twinMeans(o, o->k + key * p->dqk, t->n, DKV_SUB_KEYS, p->dqk, NULL, x->k_mean2));
-    DKV_TRY(dkv_twinMeans(o, o->v + key * p->dv, t->n, DKV_SUB_KEYS, p->dv, NULL, x->v_mean2));
-    DKV_TRY(dkv_twinMeanOf(o, x->equal_kv + key, t->n, DKV_SUB_KEYS, x->mean_kv));
+    DKV_TRY(seenMeans(o, t));
     *v = score_view{o->work[0], o->work[6], sq, dot, x->q_norm + at, x->k_norm + key, x->u.z.gain};
     return 0;
 }
@@ -444,6 +507,7 @@ static int forwardTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area 
     k.m = t->m;
     k.d = d;
     k.subs = (t->n + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS;
+    k.sub_m = (int32_t)x->sub_m;
     k.fold = x->u.z.fold;
     k.squares_by = 1;
     DKV_TRY(dkv_twinPartRows(o, t, d, 1, o->work[0], o->v + key * d, !dkv_finiteKeys(o, s, t), x->part[0]));
@@ -456,10 +520,7 @@ static int forwardTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area 
         DKV_TRY(dkv_twinPartRows(o, t, d, 1, o->work[0], o->av + key * d, false, x->part[3]));
         k.size = x->part[3];
     }
-    DKV_TRY(dkv_twinAddRows(o, &k));
-    DKV_TRY_CUDA(cudaMemcpyAsync(x->last_mean, x->v_mean2 + (k.subs - 1) * (int64_t)d,
-                                 sizeof(double) * (size_t)d, cudaMemcpyDeviceToDevice, o->stream));
-    return 0;
+    return dkv_twinAddRows(o, &k);
 }
 
 typedef struct forward_end {
@@ -630,7 +691,7 @@ int dkv_twinForwardBlock(dkv_device_oracle *o, dkv_scene *s, const float *) {
     int32_t range = -1;
     const int64_t q_row = s->seg->q_start + s->r0;
     DKV_TRY(dkv_twinZeroSums(o, s->m, p->dv));
-    DKV_TRY_CUDA(cudaMemsetAsync(x->last_mean, 0, sizeof(double) * (size_t)p->dv, o->stream));
+    DKV_TRY_CUDA(cudaMemsetAsync(x->last_mean, 0, sizeof(double) * (size_t)(x->subm * p->dv), o->stream));
     start_twin_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(s->m, o->r, x->top);
     if (x->p_normalised) {
         DKV_TRY(fillLse(o, s));
