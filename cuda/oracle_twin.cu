@@ -6,6 +6,7 @@
 
 #include <thrust/device_ptr.h>
 #include <thrust/execution_policy.h>
+#include <thrust/scan.h>
 #include <thrust/sort.h>
 
 #include "../ref/partials.h"
@@ -318,8 +319,9 @@ __global__ void hash_kernel(hashing k, unsigned long long *out) {
     if (lane == 0) out[e] = mixed(h);
 }
 
+/* How many of sorted[n] equal each of hash[n]; the mean of x over them, `sums` its running sums in sorted's order (NULL: none). */
 __global__ void runs_kernel(int64_t n, const unsigned long long *hash, const unsigned long long *sorted,
-                            float *count) {
+                            float *count, const double *sums, double *mean) {
     DKV_GRID_LOOP(i, n) {
         int64_t first, lo = 0, hi = n;
         while (lo < hi) {
@@ -335,42 +337,64 @@ __global__ void runs_kernel(int64_t n, const unsigned long long *hash, const uns
             else hi = mid;
         }
         count[i] = (float)(lo - first);
+        if (sums) mean[i] = (sums[lo - 1] - (first > 0 ? sums[first - 1] : 0)) / (double)(lo - first);
     }
 }
 
 /* The same without an order, for few. */
-__global__ void equals_kernel(int64_t n, const unsigned long long *hash, float *count) {
+__global__ void equals_kernel(int64_t n, const unsigned long long *hash, float *count, const double *x, double *mean) {
     DKV_GRID_LOOP(i, n) {
         const unsigned long long mine = hash[i];
         int equal = 0;
-        for (int64_t j = 0; j < n; j++) equal += hash[j] == mine;
+        double sum = 0;
+        for (int64_t j = 0; j < n; j++) {
+            equal += hash[j] == mine;
+            if (x && hash[j] == mine) sum += x[j];
+        }
         count[i] = (float)equal;
+        if (x) mean[i] = sum / equal;
     }
 }
 
-/* How many of hash[n] equal each. */
-static int countHashes(dkv_device_oracle *o, int64_t n, const unsigned long long *hash, float *count) {
+/* How many of hash[n] equal each; the mean of x[n] over them, unless x is NULL. */
+static int countHashes(dkv_device_oracle *o, int64_t n, const unsigned long long *hash, float *count, const double *x,
+                       double *mean) {
     dkv_twin_device *t = o->twin;
     if (n <= FEW) {
-        equals_kernel<<<dkv_blocksFor(n, 64), 64, 0, o->stream>>>(n, hash, count);
+        equals_kernel<<<dkv_blocksFor(n, 64), 64, 0, o->stream>>>(n, hash, count, x, mean);
         DKV_TRY_CUDA(cudaGetLastError());
         return 0;
     }
     DKV_TRY_CUDA(cudaMemcpyAsync(t->sorted, hash, 8 * (size_t)n, cudaMemcpyDeviceToDevice, o->stream));
     thrust::device_ptr<unsigned long long> p(t->sorted);
-    thrust::sort(thrust::cuda::par.on(o->stream), p, p + n);
-    runs_kernel<<<dkv_blocksFor(n, 256), 256, 0, o->stream>>>(n, hash, t->sorted, count);
+    if (x) {
+        DKV_TRY_CUDA(cudaMemcpyAsync(t->d_lse_sums, x, 8 * (size_t)n, cudaMemcpyDeviceToDevice, o->stream));
+        thrust::device_ptr<double> sums(t->d_lse_sums);
+        thrust::stable_sort_by_key(thrust::cuda::par.on(o->stream), p, p + n, sums);
+        thrust::inclusive_scan(thrust::cuda::par.on(o->stream), sums, sums + n, sums);
+    } else {
+        thrust::sort(thrust::cuda::par.on(o->stream), p, p + n);
+    }
+    runs_kernel<<<dkv_blocksFor(n, 256), 256, 0, o->stream>>>(n, hash, t->sorted, count, x ? t->d_lse_sums : NULL, mean);
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;
 }
 
-static int countRuns(dkv_device_oracle *o, const hashing *k, float *count) {
+/* dLSE of a KV head's rows, [tq, g]; 0 where it is not finite. */
+__global__ void finite_lse_kernel(int64_t tq, int g, int head0, const float *x, double *out) {
+    DKV_GRID_LOOP(i, tq * g) {
+        const double y = (double)x[(head0 + i % g) * tq + i / g];
+        out[i] = isfinite(y) ? y : 0;
+    }
+}
+
+static int countRuns(dkv_device_oracle *o, const hashing *k, float *count, const double *x, double *mean) {
     dkv_twin_device *t = o->twin;
     const int64_t n = k->rows * k->g;
     if (n == 0) return 0;
     hash_kernel<<<dkv_blocksFor(n * 32, 256), 256, 0, o->stream>>>(*k, t->hash);
     DKV_TRY_CUDA(cudaGetLastError());
-    return countHashes(o, n, t->hash, count);
+    return countHashes(o, n, t->hash, count, x, mean);
 }
 
 static int countEqual(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, const float *kernel_lse) {
@@ -378,18 +402,24 @@ static int countEqual(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, c
     dkv_twin_device *t = o->twin;
     hashing k = {o->in.k,  NULL,   NULL, NULL, NULL,   t->segment_k, o->l->view.tk,
                  p->dtype, p->hkv, kvh,  1,    p->dqk, p->dv,        0};
-    DKV_TRY(countRuns(o, &k, t->equal_k));
+    DKV_TRY(countRuns(o, &k, t->equal_k, NULL, NULL));
     k.b = o->in.v;
-    DKV_TRY(countRuns(o, &k, t->equal_kv));
+    DKV_TRY(countRuns(o, &k, t->equal_kv, NULL, NULL));
     if (!o->in.d_o) return 0;
     hashing q = {o->in.q,  o->in.d_o, kernel_o,   kernel_lse, o->in.d_lse, t->group_q, o->l->view.tq,
                  p->dtype, p->hq,     kvh * o->g, o->g,       p->dqk,      p->dv,      p->dv};
+    if (o->in.d_lse && o->l->view.tq > 0) {
+        finite_lse_kernel<<<dkv_blocksFor(o->l->view.tq * o->g, 256), 256, 0, o->stream>>>(
+            o->l->view.tq, o->g, kvh * o->g, o->in.d_lse, t->d_lse);
+        DKV_TRY_CUDA(cudaGetLastError());
+    }
     for (int all = 0; all < (o->in.d_lse ? 2 : 1); all++) {
+        const double *x = all ? t->d_lse : NULL;
         if (all) q.d_lse = NULL;
         q.cls = t->group_q;
-        DKV_TRY(countRuns(o, &q, t->equal_any[all]));
+        DKV_TRY(countRuns(o, &q, t->equal_any[all], x, t->any_d_lse));
         q.cls = t->segment_q;
-        DKV_TRY(countRuns(o, &q, t->equal_own[all]));
+        DKV_TRY(countRuns(o, &q, t->equal_own[all], x, t->own_d_lse));
     }
     return 0;
 }
@@ -415,7 +445,7 @@ static int countClasses(dkv_device_oracle *o) {
     dkv_twin_device *t = o->twin;
     const int64_t n = o->l->view.tq * o->g;
     if (n == 0) return 0;
-    DKV_TRY(countHashes(o, n, t->row_class, t->equal_any[0]));
+    DKV_TRY(countHashes(o, n, t->row_class, t->equal_any[0], NULL, NULL));
     classes_kernel<<<256, 256, 0, o->stream>>>(n, t->row_class, t->equal_any[0], t->classes);
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;
@@ -453,7 +483,7 @@ static int allocate(dkv_device_oracle *o) {
     t->subm = o->rows / o->sub_rows + 1;
     t->sub_m = o->sub_rows * o->g;
     const int64_t rows = t->subs * m * d, keys = t->subm * o->ld * d, part = rows > keys ? rows : keys;
-    const int64_t parts = t->apart ? t->parts : 0, sinks = p->sink ? p->hq * tq : 0;
+    const int64_t parts = t->apart ? t->parts : 0, loses = t->anyhow ? t->parts : 0, lost = t->anyhow ? m : 0, sinks = p->sink ? p->hq * tq : 0;
     const buffer all[] = {FLOATS(q1, mq * dqk),
                           FLOATS(o1, mq * dv),
                           FLOATS(k1, tk * dqk),
@@ -474,6 +504,11 @@ static int allocate(dkv_device_oracle *o) {
                           FLOATS(equal_own[0], mq),
                           FLOATS(equal_any[1], o->in.d_lse ? mq : 0),
                           FLOATS(equal_own[1], o->in.d_lse ? mq : 0),
+                          DOUBLES(d_lse, o->in.d_lse ? mq : 0),
+                          DOUBLES(any_d_lse, o->in.d_lse ? mq : 0),
+                          DOUBLES(own_d_lse, o->in.d_lse ? mq : 0),
+                          DOUBLES(d_lse_sums, o->in.d_lse ? mq : 0),
+                          DOUBLES(delta_own, m),
                           DOUBLES(row_class, mq),
                           DOUBLES(classes, 2),
                           DOUBLES(top.s, m),
@@ -532,6 +567,16 @@ static int allocate(dkv_device_oracle *o) {
                           DOUBLES(dk_var, parts * tk * dqk),
                           DOUBLES(dv, parts * tk * dv),
                           DOUBLES(dv_var, parts * tk * dv),
+                          DOUBLES(dk_size, loses * tk * dqk),
+                          DOUBLES(dk_spread, loses * tk * dqk),
+                          DOUBLES(dv_size, loses * tk * dv),
+                          DOUBLES(dv_spread, loses * tk * dv),
+                          DOUBLES(key_n, t->anyhow ? tk : 0),
+                          DOUBLES(key_n2, t->anyhow ? tk : 0),
+                          DOUBLES(size, lost * d),
+                          DOUBLES(spread, lost * d),
+                          DOUBLES(row_n, lost),
+                          DOUBLES(row_n2, lost),
                           DOUBLES(sink_y, sinks),
                           DOUBLES(sink_v, sinks)};
     static_assert(sizeof all / sizeof *all <= sizeof t->memory / sizeof *t->memory, "room for each");
@@ -565,29 +610,12 @@ static void declare(dkv_device_oracle *o) {
     const dualkv_arithmetic *a = &o->a;
     dkv_twin_device *t = o->twin;
     dkv_twin_units *u = &t->u;
-    int e;
-    dkv_makeNoise(o->p, a, &u->z);
-    u->round_s = dkv_makeRounder(a->s_format);
-    u->round_p = dkv_makeRounder(a->p_format);
-    u->round_ds = dkv_makeRounder(a->ds_format);
-    u->round_out = dkv_makeRounder(a->out_format);
-    u->ulp_s = dkv_makeSpacing(a->s_format);
-    u->ulp_p = dkv_makeSpacing(a->p_format);
-    u->ulp_ds = dkv_makeSpacing(a->ds_format);
-    u->ulp_out = dkv_makeSpacing(a->out_format);
-    u->ulp_part = dkv_makeSpacing(a->partial_format);
-    u->ulp_lse = dkv_makeSpacing(DUALKV_FP32);
-    u->ulp_sum = dkv_spacing{0, 2 * a->unit};
-    u->p_rounded = dkv_unitRoundoff(a->p_format) > a->unit;
-    u->ds_rounded = dkv_unitRoundoff(a->ds_format) > a->unit;
-    u->s_rounded = dkv_unitRoundoff(a->s_format) > a->unit;
-    u->scale_exact = frexp(o->p->scale, &e) == 0.5;
-    u->scale = o->p->scale;
-    u->softcap = o->p->softcap > 0 ? o->p->softcap : 0;
+    dkv_makeUnits(o->p, a, u);
     const dkv_partials part = dkv_partialsOf(a);
     t->parts = (t->heads = part.heads) ? o->g : 1;
     t->segments = part.segments;
     t->apart = t->parts > 1 || part.segments;
+    t->anyhow = u->z.gain > 0 && o->in.d_o;
     t->delta_exact = a->delta_exact != 0;
     t->p_normalised = a->p_normalised != 0;
     t->has_o = a->key_tile > 0 || a->p_normalised || !u->p_rounded;
@@ -604,103 +632,6 @@ void dkv_closeTwin(dkv_device_oracle *o) {
     o->twin = NULL;
 }
 /* --- the whole --- */
-
-typedef struct key_end {
-    int64_t tk;
-    /* parts: to be summed, 0: none; heads: each rounded before; summed: their sum is not */
-    int32_t d, hkv, kvh, parts, stored, heads, summed;
-    dkv_rounder round_part;
-} key_end;
-
-/* x, of variance v, rounded: what that leaves (ref/twin_partials.c). */
-static __device__ __forceinline__ double roundOne(const key_end &k, const dkv_twin_units &u, double *x, double v) {
-    const double y = dkv_roundBy(k.round_part, *x), left = v + dkv_flip(*x, y, v, dkv_spacingAt(u.ulp_part, fabs(*x)));
-    *x = y;
-    return left;
-}
-
-/* One element's partial sums, rounded and added. */
-static __device__ __forceinline__ double addParts(const key_end &k, const dkv_twin_units &u, const double *x,
-                                                  const double *var, int64_t e, double *v) {
-    double sum = 0;
-    for (int i = 0; i < k.parts; i++) {
-        double y = x[i * k.tk * k.d + e], left = var[i * k.tk * k.d + e];
-        if (k.heads && (k.parts > 1 || !k.summed)) left = roundOne(k, u, &y, left);
-        sum += y;
-        *v += left + (i > 0 ? u.z.unit2 * sum * sum : 0);
-    }
-    return sum;
-}
-
-/* A segment's sums over the keys of one range, rounded, into the outputs'; cleared. */
-__global__ void add_segment_kernel(key_end k, __grid_constant__ const dkv_twin_units u, int64_t first, int64_t n,
-                                   double *x, double *var, double *twin, double *sigma2) {
-    DKV_GRID_LOOP(i, n * k.d) {
-        const int64_t e = first * k.d + i, at = (e / k.d * k.hkv + k.kvh) * k.d + e % k.d;
-        double v = 0, sum = addParts(k, u, x, var, e, &v);
-        const double h = dkv_spacingAt(u.ulp_part, fabs(sum)), before = twin[at];
-        if (k.summed) v = dkv_stored(sum, dkv_roundBy(u.round_out, sum), v, dkv_spacingAt(u.ulp_out, fabs(sum)));
-        else v = k.heads ? 0 : roundOne(k, u, &sum, v);
-        for (int p = 0; p < k.parts; p++) {
-            const int64_t o = p * k.tk * k.d + e;
-            if (k.heads && !k.summed) {
-                double y = x[o], left = roundOne(k, u, &y, var[o]), by = h / dkv_spacingAt(u.ulp_part, fabs(y));
-                v += left * (by * by > 2 ? by * by / 2 : 1);
-            }
-            x[o] = var[o] = 0;
-        }
-        if (!k.summed) sum = dkv_roundBy(k.round_part, sum);
-        twin[at] = before + sum;
-        sigma2[at] += v + (before != 0 && sum != 0 && !k.summed ? u.z.unit2 * twin[at] * twin[at] : 0);
-    }
-}
-
-/* What is left to sum, summed; then the output's rounding. */
-__global__ void finish_keys_kernel(key_end k, __grid_constant__ const dkv_twin_units u, const double *x,
-                                   const double *var, double *twin, double *sigma2) {
-    DKV_GRID_LOOP(e, k.tk * k.d) {
-        const int64_t at = (e / k.d * k.hkv + k.kvh) * k.d + e % k.d;
-        double sum = twin[at], v = sigma2[at];
-        if (k.parts > 0) v = 0, sum = addParts(k, u, x, var, e, &v);
-        twin[at] = sum;
-        const double h = k.stored ? 0 : dkv_spacingAt(u.ulp_out, fabs(sum));
-        sigma2[at] = k.summed ? v : dkv_stored(sum, dkv_roundBy(u.round_out, sum), v, h);
-    }
-}
-
-/* After a segment's last rows. */
-static int addSegment(dkv_device_oracle *o, const dkv_scene *s) {
-    dkv_twin_device *t = o->twin;
-    const int summed = dkv_partialsOf(&o->a).summed;
-    key_end k = {o->l->view.tk, 0, o->p->hkv, s->kvh, t->parts, 0, t->heads, summed, dkv_makeRounder(o->a.partial_format)};
-    for (int32_t r = 0; r < s->seg->range_count; r++) {
-        const dualkv_range *g = &o->l->view.ranges[s->seg->range_begin + r];
-        k.d = o->p->dqk; /* a range is never empty */
-        add_segment_kernel<<<dkv_blocksFor(g->len * k.d, 256), 256, 0, o->stream>>>(
-            k, t->u, g->k_start, g->len, t->dk, t->dk_var, o->out[DKV_PART_TWIN][DKV_DK], o->out[DKV_PART_SIGMA2][DKV_DK]);
-        k.d = o->p->dv;
-        add_segment_kernel<<<dkv_blocksFor(g->len * k.d, 256), 256, 0, o->stream>>>(
-            k, t->u, g->k_start, g->len, t->dv, t->dv_var, o->out[DKV_PART_TWIN][DKV_DV], o->out[DKV_PART_SIGMA2][DKV_DV]);
-    }
-    DKV_TRY_CUDA(cudaGetLastError());
-    return 0;
-}
-
-static int finishKeys(dkv_device_oracle *o, int32_t kvh) {
-    dkv_twin_device *t = o->twin;
-    const bool fp32 = o->a.out_format == DUALKV_FP32;
-    key_end k = {o->l->view.tk, o->p->dqk, o->p->hkv, kvh, t->apart && !t->segments ? t->parts : 0,
-                 fp32 && t->u.scale_exact, t->heads, dkv_partialsOf(&o->a).summed, dkv_makeRounder(o->a.partial_format)};
-    if (k.tk == 0) return 0;
-    finish_keys_kernel<<<dkv_blocksFor(k.tk * k.d, 256), 256, 0, o->stream>>>(
-        k, t->u, t->dk, t->dk_var, o->out[DKV_PART_TWIN][DKV_DK], o->out[DKV_PART_SIGMA2][DKV_DK]);
-    k.d = o->p->dv;
-    k.stored = fp32;
-    finish_keys_kernel<<<dkv_blocksFor(k.tk * k.d, 256), 256, 0, o->stream>>>(
-        k, t->u, t->dv, t->dv_var, o->out[DKV_PART_TWIN][DKV_DV], o->out[DKV_PART_SIGMA2][DKV_DV]);
-    DKV_TRY_CUDA(cudaGetLastError());
-    return 0;
-}
 
 /* dSink of each head, row after row as a kernel sums. */
 __global__ void sum_sink_kernel(int hq, int64_t tq, double unit2, const double *y, const double *v,
@@ -731,21 +662,16 @@ static int runHead(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, cons
     if (grad) DKV_TRY(operands(o, mq, p->dv, o->d_o, NULL, t->o1, t->o_norm, t->o2, o->ado, NULL, NULL));
     DKV_TRY(fitChains(o, p->dqk, o->q, o->k, t->q_norm, t->k_norm, &t->fit_s));
     if (grad) DKV_TRY(fitChains(o, p->dv, o->d_o, o->v, t->o_norm, t->v_norm, &t->fit_dp));
-    if (grad && t->apart) {
-        for (double *x : {t->dk, t->dk_var})
-            DKV_TRY_CUDA(cudaMemsetAsync(x, 0, sizeof(double) * (size_t)(t->parts * tk * p->dqk), o->stream));
-        for (double *x : {t->dv, t->dv_var})
-            DKV_TRY_CUDA(cudaMemsetAsync(x, 0, sizeof(double) * (size_t)(t->parts * tk * p->dv), o->stream));
-    }
+    if (grad) DKV_TRY(dkv_twinZeroKeys(o));
     dkv_scene s = {};
     s.kvh = kvh;
     s.node = -1;
     while (dkv_nextScene(o, &s)) {
         DKV_TRY(dkv_twinForwardBlock(o, &s, kernel_lse));
         if (grad) DKV_TRY(dkv_twinBackwardBlock(o, &s, kernel_o, kernel_lse));
-        if (grad && t->segments && s.r1 == s.seg->q_len) DKV_TRY(addSegment(o, &s));
+        if (grad && t->segments && s.r1 == s.seg->q_len) DKV_TRY(dkv_twinAddSegment(o, &s));
     }
-    if (grad) DKV_TRY(finishKeys(o, kvh));
+    if (grad) DKV_TRY(dkv_twinFinishKeys(o, kvh));
     return countClasses(o);
 }
 

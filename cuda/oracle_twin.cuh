@@ -28,6 +28,7 @@ typedef struct dkv_twin_device {
     dkv_twin_fit fit_s, fit_dp;
     bool table, delta_exact, p_normalised, has_o;
     int32_t parts;      /* accumulators of dK and dV */
+    bool anyhow;        /* a loss is expected of gradients, whose terms' order is not declared */
     bool heads, segments, apart; /* each head's, each segment's sums are rounded; the accumulators are not the outputs' own arrays */
     int64_t subs, subm; /* most key tiles of 256 in a tile; most CPU blocks in a block */
     int64_t sub_m;      /* stacked rows of a CPU block */
@@ -38,11 +39,14 @@ typedef struct dkv_twin_device {
     double *q2, *k2, *v2, *o2, *ve, *kf;               /* ve: V times equal_kv; kf: K */
     float *equal_k, *equal_kv;               /* [tk]: a segment's keys, with V or without */
     float *equal_any[2], *equal_own[2];      /* [tq, g]: a group's, a node's rows; [1]: whatever their dLSE, as dV has it */
+    double *d_lse, *any_d_lse, *own_d_lse, *d_lse_sums; /* [tq, g]: dLSE, its mean over these rows, sums of it */
+    double *delta_own;                                  /* [m]: what subtracting dLSE leaves of delta's variance */
     unsigned long long *row_class, *classes; /* [tq, g]: rows whose LSE errs alike have the same; [2]: rows, alike */
     int32_t *segment_k, *segment_q, *group_q;          /* [tk], [tq], [tq] */
     unsigned long long *hash, *sorted;                 /* [max(tk, tq * g)] */
     /* of the block: [m, d] */
     double *a1, *a2, *chain, *loss, *o_exact, *o_var;
+    double *size, *spread, *row_n, *row_n2; /* of dQ, as in dkv_rowSum */
     double *q_mean2, *o_mean2, *mean_any[2], *mean_own[2]; /* [subm, d], [subm] */
     dkv_top_rows top;
     /* of the tile */
@@ -55,8 +59,10 @@ typedef struct dkv_twin_device {
     double *last_mean;                   /* [subm, d]: v_mean2 of the last key tile */
     /* of the head: sums over rows, [parts, tk, d]; the outputs themselves where not apart */
     double *dk, *dk_var, *dv, *dv_var;
+    double *dk_size, *dk_spread, *dv_size, *dv_spread; /* as in dkv_keySum, [parts, tk, d] */
+    double *key_n, *key_n2;                            /* [tk] */
     double *sink_y, *sink_v; /* [hq, tq] */
-    void *memory[96];
+    void *memory[112];
     int n_memory;
 } dkv_twin_device;
 
@@ -92,6 +98,7 @@ static __device__ __forceinline__ double scoreOf(const dkv_area &t, const dkv_tw
 
 typedef struct row_sums { /* [m, d] each */
     double *acc, *chain, *loss, *a1, *a2;
+    double *size, *spread, *n, *n2; /* of dQ; NULL: the terms' order is declared, their loss is summed tile by tile */
 } row_sums;
 
 typedef struct row_parts { /* of one tile, [subs, m, d]; NULL: none */
@@ -186,9 +193,19 @@ int dkv_chainTile(dkv_device_oracle *o, int m, int n, int d, int ld, const float
 int dkv_twinLoadTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t, score_view *v);
 int dkv_twinPartRows(dkv_device_oracle *o, const dkv_area *t, int d, double alpha, const double *w,
                      const double *x, bool careful, double *part);
-int dkv_twinAddRows(dkv_device_oracle *o, const row_parts *k);
+int dkv_twinAddRows(dkv_device_oracle *o, const row_parts *k, row_sums sums);
+static inline row_sums dkv_twinRowSums(const dkv_device_oracle *o, bool of_dq) {
+    const dkv_twin_device *x = o->twin;
+    row_sums s = {o->acc, x->chain, x->loss, x->a1, x->a2, NULL, NULL, NULL, NULL};
+    if (of_dq && x->anyhow) s.size = x->size, s.spread = x->spread, s.n = x->row_n, s.n2 = x->row_n2;
+    return s;
+}
 int dkv_twinZeroSums(dkv_device_oracle *o, int m, int d);
 int dkv_twinForwardBlock(dkv_device_oracle *o, dkv_scene *s, const float *lse);
+/* The head's sums of dK and dV: at its begin, after a segment's last rows (where segments' sums are rounded), at its end. */
+int dkv_twinZeroKeys(dkv_device_oracle *o);
+int dkv_twinAddSegment(dkv_device_oracle *o, const dkv_scene *s);
+int dkv_twinFinishKeys(dkv_device_oracle *o, int32_t kvh);
 int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel_o, const float *kernel_lse);
 int dkv_twinMeans(dkv_device_oracle *o, const double *x, int64_t rows, int64_t per, int d, const double *live,
                   double *out);

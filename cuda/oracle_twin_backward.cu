@@ -12,7 +12,7 @@ typedef struct delta_end {
     const void *kernel_o, *raw; /* raw: dO as given, where operands of products are rounded; NULL */
     const float *d_lse, *sink;
     double p_unit2; /* ROUND_VAR u^2 of P's format */
-    double *sink_y, *sink_v;
+    double *sink_y, *sink_v, *own;
 } delta_end;
 
 /* delta = dO . O - dLSE of the kernel's own O (or of its O before rounding, where it says so); a thread a
@@ -43,7 +43,8 @@ __global__ void delta_twin_kernel(delta_end k, __grid_constant__ const dkv_twin_
         if (k.d_lse) {
             const double by = (double)k.d_lse[one];
             sum -= by;
-            var += by != 0 ? u.z.unit2 * sum * sum : 0;
+            k.own[i] = by != 0 && isfinite(sum) ? u.z.unit2 * sum * sum : 0;
+            var += k.own[i];
         }
         if (!isfinite(var)) var = 0;
         r.delta[i] = sum;
@@ -65,6 +66,7 @@ typedef struct backward_walk {
     const float *sq, *dot;                      /* chains of dP */
     const double *o_norm, *v_norm;
     const float *equal, *equal_v; /* of the block's rows; as dV has them */
+    const double *d_lse, *mean_d_lse, *delta_own; /* of the block's rows; NULL: no dLSE, or dS is rounded */
     double *count, *size1, *squares; /* [subs, max_m]: terms that move a sum of P, sums of |dS|, of dS^2 */
     dkv_step_rows step;
     int64_t max_m;
@@ -81,6 +83,8 @@ __global__ void __launch_bounds__(128)
     const double given = r.lse[i], lse = given == -INFINITY ? 0 : given, delta = r.delta[i],
                  delta_var = r.delta_var[i];
     const double o_norm = b.o_norm[i], alike = (double)b.equal[i], alike_v = (double)b.equal_v[i];
+    dkv_twin_row row = {lse, u.z.exp2, delta, delta_var, 1, 0, 0};
+    if (b.d_lse) row.alike = alike_v / alike, row.shift = b.mean_d_lse[i] - b.d_lse[i], row.own_var = b.delta_own[i];
     for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
         double p[PER_LANE], sum = 0, count = 0, size = 0, squares = 0;
 #pragma unroll
@@ -101,8 +105,7 @@ __global__ void __launch_bounds__(128)
                 dp = y;
             }
             if (s > -DBL_MAX)
-                x = dkv_formulaTwinPair(&u, s, lse, exp(s - lse), dp, u.softcap > 0 ? v.cap[at] : 0, vs, vd,
-                                        delta, delta_var);
+                x = dkv_formulaTwinPair(&u, &row, s, exp(s - lse), dp, u.softcap > 0 ? v.cap[at] : 0, vs, vd);
             b.p[at] = p[k] = x.p;
             b.ds[at] = x.ds;
             b.w_p[at] = x.w_p * alike_v;
@@ -165,6 +168,7 @@ typedef struct key_parts {         /* of one tile */
     const double *count, *squares; /* [subm, ld] */
     const double *mean2, *alike;   /* [subm, d], [subm] */
     double *x, *var;               /* of the tile's first key: element (j, c) at j * ld_x + c */
+    double *sizes, *spread, *key_n, *key_n2; /* of the tile's first key, [n, d] and [n]; key_n NULL: counted already */
     int64_t ld, ld_x;
     int32_t n, d, subm, parts;
     double fold, squares_by;
@@ -181,7 +185,13 @@ __global__ void add_keys_kernel(dkv_noise z, key_parts k) {
             const dkv_formula_step step = dkv_formulaEven(n, k.squares_by * k.squares[b * k.ld + j] / k.parts);
             var += dkv_twinAlike(k.alike[b]) *
                    dkv_formulaChain(&z, step, k.fold, before, x, k.mean2[b * k.d + c]);
-            if (k.size) x -= dkv_twinLoss(&z, k.fold, before, x, n, k.size[part]);
+            if (!k.size) continue;
+            var += dkv_twinPathWithin(&z, k.fold, n, step.squares) * k.mean2[b * k.d + c];
+            k.sizes[e] += k.size[part];
+            k.spread[e] += (x - before) * (x - before);
+            if (!k.key_n || c > 0) continue;
+            k.key_n[j] += k.count[b * k.ld + j];
+            k.key_n2[j] += k.count[b * k.ld + j] * k.count[b * k.ld + j];
         }
         k.x[at] = x;
         k.var[at] = var;
@@ -251,8 +261,9 @@ typedef struct key_sum {
     const double *w, *var_w, *size_w, *y, *y2, *y_size, *squares, *mean2;
     double alpha;
     int d;
-    double *x, *var;
+    double *x, *var, *sizes, *spread;
     int64_t ld_x;
+    bool counts; /* the first of the tile's sums */
 } key_sum;
 
 static int addKeySum(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t, row_set rows,
@@ -276,6 +287,10 @@ static int addKeySum(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t
                    alike,
                    k.x,
                    k.var,
+                   k.sizes,
+                   k.spread,
+                   gain && k.counts ? x->key_n + t->k_row : NULL,
+                   gain && k.counts ? x->key_n2 + t->k_row : NULL,
                    t->ld,
                    k.ld_x,
                    t->n,
@@ -301,7 +316,7 @@ static int addKeySums(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
     for (int e = 0; e < x->parts; e++) {
         const row_set rows = {e, x->parts > 1 ? o->g : 1};
         const bool one = !x->apart;
-        const int64_t tk = o->l->view.tk, row = one ? t->k_row * hkv + s->kvh : e * tk + t->k_row;
+        const int64_t tk = o->l->view.tk, own_row = e * tk + t->k_row, row = one ? t->k_row * hkv + s->kvh : own_row;
         double *dk = one ? o->out[DKV_PART_TWIN][DKV_DK] : x->dk,
                *dk_var = one ? o->out[DKV_PART_SIGMA2][DKV_DK] : x->dk_var;
         double *dv = one ? o->out[DKV_PART_TWIN][DKV_DV] : x->dv,
@@ -318,7 +333,10 @@ static int addKeySums(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
                            p->dv,
                            dv + row * p->dv,
                            dv_var + row * p->dv,
-                           (one ? hkv : 1) * p->dv};
+                           x->dv_size + own_row * p->dv,
+                           x->dv_spread + own_row * p->dv,
+                           (one ? hkv : 1) * p->dv,
+                           e == 0};
         const key_sum k = {b.ds,
                            b.w_ds,
                            b.size,
@@ -331,7 +349,10 @@ static int addKeySums(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
                            p->dqk,
                            dk + row * p->dqk,
                            dk_var + row * p->dqk,
-                           (one ? hkv : 1) * p->dqk};
+                           x->dk_size + own_row * p->dqk,
+                           x->dk_spread + own_row * p->dqk,
+                           (one ? hkv : 1) * p->dqk,
+                           false};
         DKV_TRY(addKeySum(o, s, t, rows, v, alike[1]));
         DKV_TRY(addKeySum(o, s, t, rows, k, alike[0]));
     }
@@ -365,7 +386,7 @@ static int addQueries(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
     }
     DKV_TRY(dkv_gemmRows(o, t, d, scale * scale, b.w_row, x->k2 + key * d, 1, x->a2, false));
     DKV_TRY(dkv_gemmRows(o, t, d, scale, b.p, x->kf + key * d, 1, x->a1, false));
-    DKV_TRY(dkv_twinAddRows(o, &k));
+    DKV_TRY(dkv_twinAddRows(o, &k, dkv_twinRowSums(o, true)));
     return 0;
 }
 
@@ -374,7 +395,10 @@ __global__ void finish_queries_kernel(int64_t q_row, int m, int g, int hq, int h
                                       double *twin, double *sigma2) {
     DKV_GRID_LOOP(e, (int64_t)m * d) {
         const int64_t i = e / d, at = ((q_row + i / g) * hq + head0 + i % g) * d + e % d;
-        const double y = x.acc[e] - x.loss[e], var = x.chain[e] + x.a2[e] + r.delta_var[i] * x.a1[e] * x.a1[e] +
+        const double n = x.n ? x.n[i] : 0, sum = x.acc[e];
+        const double y = sum - (n > 0 ? dkv_twinLossAnyhow(&u.z, u.z.fold_dq, sum, n, x.size[e]) : 0);
+        const double path = n > 0 ? dkv_twinPath(&u.z, u.z.fold_dq, sum, n, x.size[e], x.spread[e], x.n2[i] / (n * n)) : 0;
+        const double var = path + x.chain[e] + x.a2[e] + r.delta_var[i] * x.a1[e] * x.a1[e] +
                                                      dkv_twinFlushed(&u.z, u.z.fold_dq, y, u.scale, terms);
         twin[at] = y;
         sigma2[at] =
@@ -413,10 +437,14 @@ static int startBackward(dkv_device_oracle *o, dkv_scene *s, const void *kernel_
                    o->in.sink ? o->in.sink + s->kvh * o->g : NULL,
                    DKV_ROUND_VAR * unit * unit,
                    x->sink_y,
-                   x->sink_v};
+                   x->sink_v,
+                   x->delta_own};
     delta_twin_kernel<<<dkv_blocksFor(s->m, 64), 64, 0, o->stream>>>(k, x->u, o->r);
     DKV_TRY_CUDA(cudaGetLastError());
     DKV_TRY(dkv_twinZeroSums(o, s->m, p->dqk));
+    for (double *y : {x->size, x->spread, x->row_n, x->row_n2})
+        if (x->anyhow)
+            DKV_TRY_CUDA(cudaMemsetAsync(y, 0, sizeof(double) * (size_t)s->m * (y == x->size || y == x->spread ? p->dqk : 1), o->stream));
     DKV_TRY(dkv_twinMeans(o, o->d_o + at * p->dv, s->m, x->sub_m, p->dv, x->o_norm + at, x->o_mean2));
     DKV_TRY(dkv_twinMeans(o, o->q + at * p->dqk, s->m, x->sub_m, p->dqk, o->in.d_lse ? NULL : x->o_norm + at,
                           x->q_mean2));
@@ -436,6 +464,7 @@ int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel
     int32_t range = -1;
     DKV_TRY(startBackward(o, s, kernel_o, kernel_lse));
     float *dot = (float *)o->work[8], *sq = dot + o->max_m * o->ld;
+    const bool shared = o->in.d_lse && !x->u.ds_rounded;
     while (dkv_nextArea(o, s, &range, &t)) {
         const bool own = t.k_row >= s->seg->k_start;
         DKV_TRY(dkv_twinLoadTile(o, s, &t, &v));
@@ -454,6 +483,9 @@ int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel
                                  x->v_norm + t.k_row,
                                  (own ? x->equal_own : x->equal_any)[0] + at,
                                  (own ? x->equal_own : x->equal_any)[1] + at,
+                                 shared ? x->d_lse + at : NULL,
+                                 (own ? x->own_d_lse : x->any_d_lse) + at,
+                                 x->delta_own,
                                  x->count,
                                  x->p1,
                                  x->p2,
@@ -469,7 +501,7 @@ int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel
     finish_queries_kernel<<<dkv_blocksFor((int64_t)s->m * p->dqk, 256), 256, 0, o->stream>>>(
         q_row, s->m, o->g, p->hq, s->kvh * o->g, p->dqk, x->u.scale_exact && o->a.out_format == DUALKV_FP32,
         x->u, (double)(p->nodes[s->node].context + p->nodes[s->node].len), o->r,
-        row_sums{o->acc, x->chain, x->loss, x->a1, x->a2}, o->out[DKV_PART_TWIN][DKV_DQ],
+        dkv_twinRowSums(o, true), o->out[DKV_PART_TWIN][DKV_DQ],
         o->out[DKV_PART_SIGMA2][DKV_DQ]);
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;

@@ -320,15 +320,25 @@ __global__ void add_rows_kernel(dkv_noise z, row_parts k, row_sums x) {
             /* V^2 weighted as the row sees it: by P's variance, nearly P^2 */
             if (k.wsum && k.wsum[at] > 0) mean2 = k.a2[part] / k.wsum[at];
             x.chain[e] += dkv_twinAlike(k.alike[mean]) * dkv_formulaChain(&z, step, k.fold, before, after, mean2);
-            if (k.size) x.loss[e] += dkv_twinLoss(&z, k.fold, before, after, k.count[at], k.size[part]);
+            if (!k.size) continue;
+            if (!x.size) {
+                x.loss[e] += dkv_twinLoss(&z, k.fold, before, after, k.count[at], k.size[part]);
+                continue;
+            }
+            x.chain[e] += dkv_twinPathWithin(&z, k.fold, k.count[at], step.squares) * mean2;
+            x.size[e] += k.size[part];
+            x.spread[e] += (after - before) * (after - before);
+            if (c > 0) continue;
+            x.n[i] += k.count[at];
+            x.n2[i] += k.count[at] * k.count[at];
         }
     }
 }
 
-int dkv_twinAddRows(dkv_device_oracle *o, const row_parts *k) {
+int dkv_twinAddRows(dkv_device_oracle *o, const row_parts *k, row_sums sums) {
     dkv_twin_device *x = o->twin;
     add_rows_kernel<<<dkv_blocksFor((int64_t)k->m * k->d, 256), 256, 0, o->stream>>>(
-        x->u.z, *k, row_sums{o->acc, x->chain, x->loss, x->a1, x->a2});
+        x->u.z, *k, sums);
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;
 }
@@ -520,7 +530,7 @@ static int forwardTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area 
         DKV_TRY(dkv_twinPartRows(o, t, d, 1, o->work[0], o->av + key * d, false, x->part[3]));
         k.size = x->part[3];
     }
-    return dkv_twinAddRows(o, &k);
+    return dkv_twinAddRows(o, &k, dkv_twinRowSums(o, false));
 }
 
 typedef struct forward_end {
@@ -732,7 +742,7 @@ int dkv_twinForwardBlock(dkv_device_oracle *o, dkv_scene *s, const float *) {
                      x->top,
                      x->row_class + at};
     finish_forward_twin_kernel<<<dkv_blocksFor((int64_t)s->m * 32, 128), 128, 0, o->stream>>>(
-        f, x->u, o->r, row_sums{o->acc, x->chain, x->loss, x->a1, x->a2});
+        f, x->u, o->r, dkv_twinRowSums(o, false));
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;
 }

@@ -146,7 +146,7 @@ typedef struct dualkv_arithmetic {
      * dQ, and that of dK and dV, is added to a sum rounded to nearest (of unit `unit`); 0: as acc_fold. */
     int64_t acc_fold_dq, acc_fold_dkv;
     int32_t partial_of; /* DUALKV_PARTIAL_*, added; 0: of each query head */
-    int32_t reserved;
+    int32_t ds_scaled; /* 1: dS is multiplied by the scale before it is rounded, and dQ and dK are not after */
     /* DUALKV_PARTIAL_ROWS: rows a block, counted from a segment's first query row; in segments of at least row_from2 or
      * row_from3 rows (0: none are) row_block2 or row_block3. */
     int64_t row_block, row_block2, row_from2, row_block3, row_from3;

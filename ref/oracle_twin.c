@@ -39,7 +39,7 @@ static void prepareTile(dkv_twin *t) {
         return;
     }
     dkv_unitRows(t->t.k, n, p->dqk, t->k1, t->k_norm);
-    dkv_chainSquares(&t->z, t->q1, t->k1, t->b.m, n, p->dqk, t->dot, t->sq);
+    dkv_chainSquares(&t->u.z, t->q1, t->k1, t->b.m, n, p->dqk, t->dot, t->sq);
     dkv_unitRows(t->t.v, n, p->dv, t->v1, t->v_norm);
     dkv_twinSquares(t->t.k, n, p->dqk, equal, t->k2, &t->k_unit);
     dkv_twinSquares(t->t.v, n, p->dv, equal, t->v2, &t->v_unit);
@@ -65,7 +65,7 @@ bool dkv_twinTile(dkv_twin *t) {
 static void modifiedRow(dkv_twin *t, int64_t i) {
     int64_t n = t->t.n, head = t->h.kvh * t->h.g + i % t->h.g;
     const double *s = t->s + i * n, *cap = t->cap + i * n;
-    double c = t->p->softcap, u2 = t->z.unit2, slope = t->p->alibi ? t->l->alibi_slopes[head] : 0;
+    double c = t->p->softcap, u2 = t->u.z.unit2, slope = t->p->alibi ? t->l->alibi_slopes[head] : 0;
     double row = (double)(t->p->nodes[t->b.node].context + t->b.r0 + i / t->h.g - t->t.j0);
     for (int64_t j = 0; j < n; j++) {
         double x = s[j], bias = slope * fabs(row - (double)j);
@@ -75,7 +75,7 @@ static void modifiedRow(dkv_twin *t, int64_t i) {
         }
         if (c > 0) {
             double keep = 1 - cap[j] * cap[j], y = cap[j] * c, raw = fabs(cap[j]) < 1 ? c * atanh(cap[j]) : 0;
-            t->vs[j] = keep * keep * (t->vs[j] + u2 * raw * raw) + y * y * (t->z.tanh2 + u2);
+            t->vs[j] = keep * keep * (t->vs[j] + u2 * raw * raw) + y * y * (t->u.z.tanh2 + u2);
         }
         if (slope != 0) t->vs[j] += u2 * (bias * bias + x * x);
     }
@@ -84,8 +84,8 @@ static void modifiedRow(dkv_twin *t, int64_t i) {
 /* The same from scores without modifiers: s = scale q.k. */
 DKV_CLONES
 static void quickRow(const dkv_twin *t, int64_t n, double norm, const double *s, double *vs) {
-    double scale = t->p->scale, by = 1 / (scale * scale), rounds = t->scale_exact ? 0 : t->z.unit2;
-    double step = t->z.step2 * scale * scale;
+    double scale = t->p->scale, by = 1 / (scale * scale), rounds = t->u.scale_exact ? 0 : t->u.z.unit2;
+    double step = t->u.z.step2 * scale * scale;
     const double *k_norm = t->k_norm;
     const float *fit = t->fit_s.var;
     dkv_quick q = t->quick_s;
@@ -102,12 +102,12 @@ void dkv_twinScoreRow(dkv_twin *t, int64_t i) {
     int64_t n = t->t.n;
     const float *sq = t->sq + i * n, *dot = t->dot + i * n;
     double *s = t->s + i * n, *vs = t->vs, scale = t->p->scale,
-           by = t->z.step2 * t->q_norm[i] * scale * scale;
+           by = t->u.z.step2 * t->q_norm[i] * scale * scale;
     if (t->quick) {
         quickRow(t, n, t->q_norm[i], s, vs);
         return;
     }
-    double rounds = t->scale_exact ? 0 : t->z.unit2, bias = t->z.gain > 0 ? scale * sqrt(t->q_norm[i]) : 0;
+    double rounds = t->u.scale_exact ? 0 : t->u.z.unit2, bias = t->u.z.gain > 0 ? scale * sqrt(t->q_norm[i]) : 0;
     for (int64_t j = 0; j < n; j++) {
         double raw = dot[j];
         vs[j] = by * t->fit_s.var[dkv_chainBin(sq[j])] * sq[j] * t->k_norm[j] +
@@ -119,12 +119,12 @@ void dkv_twinScoreRow(dkv_twin *t, int64_t i) {
             s[j] += keep * bias * t->fit_s.gain[dkv_chainBin(sq[j])] * dot[j] * sqrt(t->k_norm[j]);
         }
     if (t->p->softcap > 0 || t->p->alibi) modifiedRow(t, i);
-    if (t->s_rounded)
+    if (t->u.s_rounded)
         for (int64_t j = 0; j < n; j++) {
             double x = s[j] > -DBL_MAX ? fabs(s[j]) : 0;
-            double y = dkv_roundBy(t->round_s, x);
-            vs[j] = dkv_flip(x, y, vs[j], dkv_spacingAt(t->ulp_s, x));
-            s[j] = dkv_roundBy(t->round_s, s[j]);
+            double y = dkv_roundBy(t->u.round_s, x);
+            vs[j] = dkv_flip(x, y, vs[j], dkv_spacingAt(t->u.ulp_s, x));
+            s[j] = dkv_roundBy(t->u.round_s, s[j]);
         }
 }
 
@@ -178,13 +178,13 @@ static int fitChains(dkv_twin *t, dkv_err *err) {
             }
             dkv_roundArray(a, (size_t)(keys * d), t->a->in_format);
             dkv_roundArray(b, (size_t)(keys * d), t->a->in_format);
-            dkv_sampleFit(&t->z, a, b, keys, d, 8, t->quick, f);
+            dkv_sampleFit(&t->u.z, a, b, keys, d, 8, t->quick, f);
             for (int64_t e = 0; e < keys * d; e++) /* parallel, as of needles; of every mantissa */
                 a[e] = dkv_roundTo((1 + (double)i / (double)rows) * b[e], p->dtype);
-            dkv_sampleFit(&t->z, a, b, keys, d, 1, t->quick, f);
+            dkv_sampleFit(&t->u.z, a, b, keys, d, 1, t->quick, f);
             for (int64_t e = 0; e < keys * d; e++) /* half parallel: the largest of many scores */
                 a[e] = dkv_roundTo(a[e] + (1 + (double)(e / d % 4)) / 2 * b[(e + d) % (keys * d)], p->dtype);
-            dkv_sampleFit(&t->z, a, b, keys, d, 1, t->quick, f);
+            dkv_sampleFit(&t->u.z, a, b, keys, d, 1, t->quick, f);
         }
     dkv_endFit(&t->fit_s);
     dkv_endFit(&t->fit_dp);
@@ -206,7 +206,8 @@ static int countEqual(dkv_twin *t, dkv_err *err) {
     size_t size = dkv_dtypeSize(p->dtype), k_size = size * (size_t)p->dqk, v_size = size * (size_t)p->dv;
     uint64_t *hash = malloc(sizeof *hash * (size_t)(n + 1));
     int32_t *cls = malloc(sizeof *cls * (size_t)(n + 1));
-    int code = hash && cls ? DKV_OK : dkv_fail(err, DKV_EHARNESS, "out of memory: %lld rows", (long long)n);
+    double *d_lse = malloc(sizeof *d_lse * (size_t)(n + 1)); /* in the rows' order */
+    int code = hash && cls && d_lse ? DKV_OK : dkv_fail(err, DKV_EHARNESS, "out of memory: %lld rows", (long long)n);
     for (int pass = 0; pass < 2 && !code; pass++) {
         for (int32_t s = 0; s < v->n_segments; s++)
             for (int64_t j = v->segments[s].k_start; j < v->segments[s].k_start + v->segments[s].k_len; j++) {
@@ -216,7 +217,7 @@ static int countEqual(dkv_twin *t, dkv_err *err) {
                         dkv_hashBytes(hash[j], rowOf(t->in->v, p->dtype, j, p->hkv, t->h.kvh, p->dv), v_size);
                 cls[j] = s;
             }
-        code = dkv_countEqual(hash, cls, v->tk, pass ? t->equal_kv : t->equal_k, err);
+        code = dkv_countEqual(hash, cls, v->tk, pass ? t->equal_kv : t->equal_k, NULL, NULL, err);
     }
     if (!t->in->d_o) goto done;
     for (int pass = 0; pass < 4 && !code; pass++) {
@@ -225,6 +226,7 @@ static int countEqual(dkv_twin *t, dkv_err *err) {
             for (int64_t r = 0; r < v->segments[s].q_len * t->h.g; r++) {
                 int64_t row = v->segments[s].q_start + r / t->h.g, head = t->h.kvh * t->h.g + r % t->h.g;
                 int64_t at = v->segments[s].q_start * t->h.g + r;
+                d_lse[at] = t->in->d_lse ? t->in->d_lse[head * v->tq + row] : 0;
                 uint64_t x = dkv_hashBytes(2, rowOf(t->in->q, p->dtype, row, p->hq, head, p->dqk), k_size);
                 x = dkv_hashBytes(x, rowOf(t->in->d_o, p->dtype, row, p->hq, head, p->dv), v_size);
                 if (t->in->d_lse && !all) x = dkv_hashBytes(x, &t->in->d_lse[head * v->tq + row], sizeof(float));
@@ -233,11 +235,13 @@ static int countEqual(dkv_twin *t, dkv_err *err) {
                                          sizeof(double) * (size_t)p->dv);
                 cls[at] = own ? s : v->segments[s].group;
             }
-        code = dkv_countEqual(hash, cls, v->tq * t->h.g, own ? t->equal_own[all] : t->equal_any[all], err);
+        code = dkv_countEqual(hash, cls, v->tq * t->h.g, own ? t->equal_own[all] : t->equal_any[all],
+                              all && t->in->d_lse ? d_lse : NULL, own ? t->own_d_lse : t->any_d_lse, err);
     }
 done:
     free(hash);
     free(cls);
+    free(d_lse);
     return code;
 }
 
@@ -256,7 +260,7 @@ static int countClasses(dkv_twin *t, dkv_err *err) {
     int64_t n = t->l->view.tq * t->h.g;
     int32_t *cls = calloc((size_t)n + 1, sizeof *cls);
     int64_t rows = 0, alike = 0;
-    int code = cls ? dkv_countEqual(t->row_class, cls, n, t->equal_any[0], err)
+    int code = cls ? dkv_countEqual(t->row_class, cls, n, t->equal_any[0], NULL, NULL, err)
                    : dkv_fail(err, DKV_EHARNESS, "out of memory: %lld rows", (long long)n);
     for (int64_t i = 0; i < n && !code; i++) {
         if (t->row_class[i] == 0) continue;
@@ -312,9 +316,9 @@ static int beginHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
     if (!code) code = countEqual(t, err);
     if (code) return code;
     const dkv_keySum out_k = {t->out->twin.dk + to * p->dqk, t->out->sigma2.dk + to * p->dqk, NULL,
-                              (int64_t)heads * p->dqk};
+                              (int64_t)heads * p->dqk, t->dk[0].size, t->dk[0].spread};
     const dkv_keySum out_v = {t->out->twin.dv + to * p->dv, t->out->sigma2.dv + to * p->dv, NULL,
-                              (int64_t)heads * p->dv};
+                              (int64_t)heads * p->dv, t->dv[0].size, t->dv[0].spread};
     if (!t->apart) t->dk[0] = out_k, t->dv[0] = out_v;
     for (int64_t e = 0; e < t->parts && t->in->d_o && !t->shares; e++) {
         clearSum(t, &t->dk[e], p->dqk);
@@ -355,33 +359,18 @@ static void alignBlocks(dkv_twin *t) {
 
 static void declare(dkv_twin *t) {
     const dualkv_arithmetic *a = t->a;
-    int e;
-    dkv_makeNoise(t->p, a, &t->z);
-    t->round_in = dkv_makeRounder(a->in_format);
-    t->round_s = dkv_makeRounder(a->s_format);
-    t->round_p = dkv_makeRounder(a->p_format);
-    t->round_ds = dkv_makeRounder(a->ds_format);
-    t->ulp_s = dkv_makeSpacing(a->s_format);
-    t->ulp_p = dkv_makeSpacing(a->p_format);
-    t->ulp_ds = dkv_makeSpacing(a->ds_format);
-    t->ulp_out = dkv_makeSpacing(a->out_format);
-    t->ulp_part = dkv_makeSpacing(a->partial_format);
-    t->ulp_lse = dkv_makeSpacing(DUALKV_FP32);
-    t->ulp_sum = (dkv_spacing){0, 2 * a->unit};
-    t->p_rounded = dkv_unitRoundoff(a->p_format) > a->unit;
-    t->ds_rounded = dkv_unitRoundoff(a->ds_format) > a->unit;
-    t->s_rounded = dkv_unitRoundoff(a->s_format) > a->unit;
-    t->scale_exact = frexp(t->p->scale, &e) == 0.5;
+    dkv_makeUnits(t->p, a, &t->u);
     t->part = dkv_partialsOf(a);
     t->round_part = dkv_makeRounder(a->partial_format);
     t->parts = t->part.heads ? t->p->hq / t->p->hkv : 1;
     t->apart = t->parts > 1 || t->part.segments || t->part.rows;
+    t->anyhow = t->u.z.gain > 0 && !t->part.rows && t->in->d_o;
     alignBlocks(t);
-    t->quick = t->p_rounded && t->ds_rounded && !t->s_rounded && !t->apart && !t->part.dq_block && t->z.gain == 0 &&
-               !t->z.truncates && t->p->dtype != DUALKV_FP32 && !(t->p->softcap > 0) && !t->p->alibi;
+    t->quick = t->u.p_rounded && t->u.ds_rounded && !t->u.s_rounded && !t->apart && !t->part.dq_block && t->u.z.gain == 0 &&
+               !t->u.z.truncates && t->p->dtype != DUALKV_FP32 && !(t->p->softcap > 0) && !t->p->alibi;
     t->quick_s = dkv_makeQuick(t->p->dqk);
     t->quick_dp = dkv_makeQuick(t->p->dv);
-    t->table = t->p_rounded && !a->p_normalised && a->key_tile > 0 && t->h.keys % a->key_tile;
+    t->table = t->u.p_rounded && !a->p_normalised && a->key_tile > 0 && t->h.keys % a->key_tile;
 }
 
 /* Most tiles of `size` keys that a row's ranges are cut into. */
@@ -438,22 +427,26 @@ static int openHead(dkv_twin *t, void **owned, int *count, dkv_err *err) {
                           FLOATS(equal_own[0], rows),
                           FLOATS(equal_any[1], rows),
                           FLOATS(equal_own[1], rows),
+                          DOUBLES(any_d_lse, t->in->d_lse ? rows : 0),
+                          DOUBLES(own_d_lse, t->in->d_lse ? rows : 0),
                           {&t->row_class, rows, sizeof(uint64_t)},
+                          DOUBLES(key_n, tk),
+                          DOUBLES(key_n2, tk),
                           {&t->dk, t->parts, sizeof(dkv_keySum)},
                           {&t->dv, t->parts, sizeof(dkv_keySum)}};
     const buffer sink[] = {DOUBLES(sink_sum, t->h.g), DOUBLES(sink_var, t->h.g)};
     int code = allocate(t, all, sizeof all / sizeof *all, owned, count, err);
     if (!code && t->in->sink && t->in->d_o) code = allocate(t, sink, 2, owned, count, err);
-    if (code || !t->apart || t->shares) return code;
-    /* One block for all partial sums. */
-    const int64_t each = t->part.rows ? 3 : 2, k = tk * p->dqk, v = tk * p->dv;
+    if (code || (!t->apart && !t->anyhow) || t->shares) return code;
+    /* One block for all sums' arrays: two that the outputs have room for if they are not apart, the steps or two more. */
+    const int64_t own = t->apart ? 2 : 0, each = own + (t->anyhow ? 2 : t->part.rows), k = tk * p->dqk, v = tk * p->dv;
     double *x = NULL;
     const buffer parts = {&x, each * t->parts * (k + v), sizeof(double)};
     code = allocate(t, &parts, 1, owned, count, err);
     for (int64_t e = 0; e < t->parts && !code; e++, x += each * (k + v)) {
         double *y = x + each * k;
-        t->dk[e] = (dkv_keySum){x, x + k, t->part.rows ? x + 2 * k : NULL, p->dqk};
-        t->dv[e] = (dkv_keySum){y, y + v, t->part.rows ? y + 2 * v : NULL, p->dv};
+        t->dk[e] = (dkv_keySum){x, x + k, t->part.rows ? x + 2 * k : NULL, p->dqk, x + own * k, x + (own + 1) * k};
+        t->dv[e] = (dkv_keySum){y, y + v, t->part.rows ? y + 2 * v : NULL, p->dv, y + own * v, y + (own + 1) * v};
     }
     return code;
 }
@@ -485,9 +478,14 @@ static int openTiles(dkv_twin *t, void **owned, int *count, dkv_err *err) {
                           DOUBLES(score_var, m),
                           DOUBLES(delta, m),
                           DOUBLES(delta_var, m),
+                          DOUBLES(delta_own, m),
                           DOUBLES(lse, m),
                           DOUBLES(tile_max, m * tiles),
                           DOUBLES(dq_steps, t->part.dq_block ? m * d : 0),
+                          DOUBLES(dq.size, t->u.z.gain > 0 ? m * d : 0),
+                          DOUBLES(dq.spread, t->u.z.gain > 0 ? m * d : 0),
+                          DOUBLES(dq.n, m),
+                          DOUBLES(dq.n2, m),
                           DOUBLES(o_kernel, m * d),
                           DOUBLES(o_exact, m * d),
                           DOUBLES(o_var, m * d),
@@ -750,9 +748,13 @@ void dkv_rideBegin(dkv_rider *w, const dkv_head *h, const dkv_block *b) {
         t->equal_any[e] = head->equal_any[e];
         t->equal_own[e] = head->equal_own[e];
     }
+    t->any_d_lse = head->any_d_lse;
+    t->own_d_lse = head->own_d_lse;
     t->row_class = head->row_class;
     t->dk = head->dk;
     t->dv = head->dv;
+    t->key_n = head->key_n;
+    t->key_n2 = head->key_n2;
     prepareBlock(t);
     t->has_exact = true;
     dkv_twinBeginForward(t);

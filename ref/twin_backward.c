@@ -14,7 +14,7 @@
 static void deltaRow(dkv_twin *t, int64_t i) {
     int64_t d = t->p->dv, head = t->h.kvh * t->h.g + i % t->h.g;
     const double *o = t->o_kernel + i * d, *d_o = t->b.d_o + i * d;
-    double raw[256], sum = 0, var = 0, prod = t->a->delta_exact ? t->z.unit2 : t->z.prod2;
+    double raw[256], sum = 0, var = 0, prod = t->a->delta_exact ? t->u.z.unit2 : t->u.z.prod2;
     const double tiny = t->a->unit > 0x1p-40 ? 0x1p-298 : 0;
     if (t->a->in_format != DUALKV_EXACT) { /* operands of matrix products alone are rounded */
         dkv_decodeRows(t->in->d_o, t->p->dtype, t->b.q_row + i / t->h.g, 1, t->p->hq, head, d, raw);
@@ -23,7 +23,7 @@ static void deltaRow(dkv_twin *t, int64_t i) {
     for (int64_t c = 0; c < d; c++) {
         double x = o[c] * d_o[c], old = sum;
         sum += x;
-        var += (old != 0 && x != 0 ? t->z.unit2 * sum * sum : 0) + prod * x * x;
+        var += (old != 0 && x != 0 ? t->u.z.unit2 * sum * sum : 0) + prod * x * x;
         var += x != 0 && fabs(x) < 0x1p-126 ? tiny : 0; /* a product rounded to fp32's smallest unit */
     }
     if (t->a->delta_exact)
@@ -31,7 +31,8 @@ static void deltaRow(dkv_twin *t, int64_t i) {
     if (t->in->d_lse) {
         double by = t->in->d_lse[head * t->l->view.tq + t->b.q_row + i / t->h.g];
         sum -= by;
-        var += by != 0 ? t->z.unit2 * sum * sum : 0;
+        t->delta_own[i] = by != 0 && isfinite(sum) ? t->u.z.unit2 * sum * sum : 0;
+        var += t->delta_own[i];
     }
     t->delta[i] = sum;
     t->delta_var[i] = isfinite(var) ? var : 0;
@@ -55,79 +56,67 @@ static void sinkRow(dkv_twin *t, int64_t i) {
     int64_t g = i % t->h.g;
     double lse = t->lse_kernel[i], x = t->in->sink[t->h.kvh * t->h.g + g] - lse,
            p = lse == -INFINITY ? 0 : exp(x), y = p * t->delta[i];
-    double rel = p > 0 ? t->z.exp2 + t->z.unit2 * (x * x + 1) : 0, old = t->sink_sum[g];
+    double rel = p > 0 ? t->u.z.exp2 + t->u.z.unit2 * (x * x + 1) : 0, old = t->sink_sum[g];
     t->sink_sum[g] -= y;
     t->sink_var[g] += p * p * t->delta_var[i] + y * y * rel;
     if (p < 0x1p-126 && t->a->unit > 0x1p-40) /* below fp32's normal numbers p may be anything from 0 on */
         t->sink_var[g] += (p * p + 0x1p-298) * t->delta[i] * t->delta[i];
     if (y != 0 && fabs(y) < 0x1p-126 && t->a->unit > 0x1p-40) t->sink_var[g] += 0x1p-298;
-    if (old != 0 && y != 0) t->sink_var[g] += t->z.unit2 * t->sink_sum[g] * t->sink_sum[g];
+    if (old != 0 && y != 0) t->sink_var[g] += t->u.z.unit2 * t->sink_sum[g] * t->sink_sum[g];
 }
 
 typedef struct pairRow { /* of one row: [n] each */
     double *s, *ds;        /* s becomes round(P); ds: dP becomes round(dS) */
     const double *p, *cap; /* p: exp(s - LSE) */
     float *w_p, *w_ds, *w_row;
-    double exp2; /* relative variance of P beside its score's */
+    dkv_twin_row row;
 } pairRow;
 
 /* Variances of what the roundings leave: w_p of P over unit2 p_unit^2 and w_ds of dS over unit2 (ds_more p_unit)^2, of the
  * key; w_row of dS without delta's part over unit2 ds_unit^2. Masked pairs are 0 by name. */
 static inline __attribute__((always_inline)) void pairVariancesOf(const dkv_twin *t, int64_t n, const pairRow *r,
-                                                                  double lse, double delta, double delta_var,
                                                                   bool p_rounded, bool ds_rounded, bool capped) {
-    dkv_rounder f_p = t->round_p, f_ds = t->round_ds;
-    dkv_spacing u_p = t->ulp_p, u_ds = t->ulp_ds;
-    double unit = t->ds_unit, unit2 = t->z.unit2, exp2 = r->exp2, more2 = 1 / (t->ds_more * t->ds_more);
-    const double *over = t->over_p;
-    double over_row = 1 / (unit2 * unit * unit), least2 = t->z.least2, flush = t->z.flush;
-    double prod = t->z.prod_p2, per_cap = capped ? 2 / (double)t->p->softcap : 0, last = capped ? unit2 : 0;
+    const double unit2 = t->u.z.unit2, unit = t->ds_unit, more2 = 1 / (t->ds_more * t->ds_more);
+    const double over_row = 1 / (unit2 * unit * unit), *over = t->over_p;
     const double *vs = t->vs, *vd = t->vd, *cap = r->cap, *in_p = r->p;
     double *restrict s = r->s, *restrict dp = r->ds;
     float *restrict w_p = r->w_p, *restrict w_ds = r->w_ds, *restrict w_row = r->w_row;
+    const dkv_twin_row row = r->row;
+    dkv_twin_units u = t->u;
+    u.p_rounded = p_rounded;
+    u.ds_rounded = ds_rounded;
+    u.softcap = capped ? u.softcap : 0;
 #pragma GCC ivdep
     for (int64_t j = 0; j < n; j++) {
-        bool sees = s[j] > -DBL_MAX;
-        double x = sees ? s[j] - lse : 0, p = sees ? in_p[j] : 0, last_p = p < flush ? p * p : least2,
-               dev = sees ? dp[j] - delta : 0;
-        p = p < flush ? 0 : p; /* declared, and for all alike: no noise */
-        double c = capped && sees ? cap[j] : 0, keep = 1 - c * c,
-               slope = keep - c * per_cap; /* d log dS / d score, times keep */
-        double rel = unit2 * x * x + exp2, vp = p * p * (vs[j] + rel) + last_p, raw = p * dev,
-               ds = raw * keep, row, e2, part;
-        row = p * p * keep * keep * delta_var;
-        e2 = raw * raw *
-             (slope * slope * vs[j] + keep * keep * (rel + unit2) + last * (c * c * c * c + 2 * keep * keep));
-        e2 += keep * keep * (p * p * ((sees ? vd[j] : 0) + unit2 * dev * dev) + last_p * dev * dev) + row;
-        e2 += fabs(ds) < flush ? ds * ds : least2;
-        double y = ds_rounded ? dkv_roundBy(f_ds, ds) : ds, q = p_rounded ? dkv_roundBy(f_p, p) : p;
-        part = ds_rounded ? dkv_flip(ds, y, e2, dkv_spacingAt(u_ds, fabs(ds))) : e2 + prod * ds * ds;
-        vp = p_rounded ? dkv_flip(p, q, vp, dkv_spacingAt(u_p, p)) : vp + prod * p * p;
-        w_p[j] = (float)(vp * over[j]);
-        w_ds[j] = (float)(part * over[j] * more2);
-        w_row[j] = (float)((part > row ? part - row : 0) * over_row);
-        dp[j] = y;
-        s[j] = q;
+        const bool sees = s[j] > -DBL_MAX;
+        const dkv_twin_pair x =
+            dkv_formulaTwinPair(&u, &row, sees ? s[j] : row.lse, sees ? in_p[j] : 0, sees ? dp[j] : row.delta,
+                                capped && sees ? cap[j] : 0, vs[j], sees ? vd[j] : 0);
+        w_p[j] = (float)(x.w_p * over[j]);
+        w_ds[j] = (float)(x.w_ds * over[j] * more2);
+        w_row[j] = (float)(x.w_row * over_row);
+        dp[j] = x.ds;
+        s[j] = x.p;
     }
 }
 
 DKV_CLONES
-static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r, double lse, double delta,
-                          double delta_var) {
-    bool p = t->p_rounded, ds = t->ds_rounded, capped = r->cap != NULL;
-    if (!p && !ds && !capped) pairVariancesOf(t, n, r, lse, delta, delta_var, false, false, false);
-    else if (p && ds && !capped) pairVariancesOf(t, n, r, lse, delta, delta_var, true, true, false);
-    else pairVariancesOf(t, n, r, lse, delta, delta_var, p, ds, capped);
+static void pairVariances(const dkv_twin *t, int64_t n, const pairRow *r) {
+    bool p = t->u.p_rounded, ds = t->u.ds_rounded, capped = r->cap != NULL;
+    if (!p && !ds && !capped) pairVariancesOf(t, n, r, false, false, false);
+    else if (p && ds && !capped) pairVariancesOf(t, n, r, true, true, false);
+    else pairVariancesOf(t, n, r, p, ds, capped);
 }
 
 /* The same in quick mode: no softcap, P and dS rounded, nothing subnormal that matters beside their own
  * spacing. */
 DKV_CLONES
-static void quickPairs(const dkv_twin *t, int64_t n, const pairRow *r, double lse, double delta,
-                       double delta_var) {
-    dkv_rounder f_p = t->round_p, f_ds = t->round_ds;
-    dkv_spacing u_p = t->ulp_p, u_ds = t->ulp_ds;
-    double unit2 = t->z.unit2, exp2 = r->exp2, over = 1 / unit2;
+static void quickPairs(const dkv_twin *t, int64_t n, const pairRow *r) {
+    const double lse = r->row.lse, delta = r->row.delta, delta_var = r->row.delta_var;
+    const double by = t->u.ds_by, inv = 1 / by, scaled = t->u.z.unit2 + t->u.ds_unit2;
+    dkv_rounder f_p = t->u.round_p, f_ds = t->u.round_ds;
+    dkv_spacing u_p = t->u.ulp_p, u_ds = t->u.ulp_ds;
+    double unit2 = t->u.z.unit2, exp2 = r->row.exp2, over = 1 / unit2;
     const double *vs = t->vs, *vd = t->vd, *in_p = r->p;
     double *restrict s = r->s, *restrict dp = r->ds;
     float *restrict w_p = r->w_p, *restrict w_ds = r->w_ds;
@@ -136,10 +125,10 @@ static void quickPairs(const dkv_twin *t, int64_t n, const pairRow *r, double ls
         bool sees = s[j] > -DBL_MAX;
         double x = sees ? s[j] - lse : 0, p = sees ? in_p[j] : 0, dev = sees ? dp[j] - delta : 0;
         double rel = vs[j] + unit2 * x * x + exp2, p2 = p * p, ds = p * dev;
-        double e2 = ds * ds * (rel + unit2) + p2 * ((sees ? vd[j] : 0) + unit2 * dev * dev + delta_var);
-        double y = dkv_roundBy(f_ds, ds), q = dkv_roundBy(f_p, p);
+        double e2 = ds * ds * (rel + scaled) + p2 * ((sees ? vd[j] : 0) + unit2 * dev * dev + delta_var);
+        double y = dkv_roundBy(f_ds, ds * by) * inv, q = dkv_roundBy(f_p, p);
         w_p[j] = (float)(dkv_flip(p, q, p2 * rel, dkv_spacingAt(u_p, p)) * over);
-        w_ds[j] = (float)(dkv_flip(ds, y, e2, dkv_spacingAt(u_ds, fabs(ds))) * over);
+        w_ds[j] = (float)(dkv_flip(ds, y, e2, dkv_spacingAt(u_ds, fabs(ds * by)) * inv) * over);
         dp[j] = y;
         s[j] = q;
     }
@@ -149,7 +138,7 @@ static void quickPairs(const dkv_twin *t, int64_t n, const pairRow *r, double ls
  * sum. */
 DKV_CLONES
 static double sumPairs(dkv_twin *t, int64_t i, int64_t n, const double *p, const double *ds) {
-    double stuck = t->z.stuck, squares, *col = t->col, *col_n = t->col_n, *col_p2 = t->col_p2,
+    double stuck = t->u.z.stuck, squares, *col = t->col, *col_n = t->col_n, *col_p2 = t->col_p2,
            *col_ds2 = t->col_ds2;
 #pragma GCC ivdep
     for (int64_t j = 0; j < n; j++) {
@@ -178,7 +167,7 @@ static void sumVariances(dkv_twin *t, int64_t i, int64_t n, float equal_v, float
 
 DKV_CLONES
 static void quickDp(const dkv_twin *t, int64_t n, double norm, const double *dp, double *vd) {
-    double step = t->z.step2;
+    double step = t->u.z.step2;
     const double *v_norm = t->v_norm;
     const float *fit = t->fit_dp.var;
     dkv_quick q = t->quick_dp;
@@ -202,16 +191,16 @@ static void dpRow(dkv_twin *t, int64_t i) {
     for (int64_t j = 0; j < n; j++) {
         int bin = dkv_chainBin(sq[j]);
         double size = t->o_norm[i] * t->v_norm[j];
-        t->vd[j] = t->z.step2 * t->fit_dp.var[bin] * sq[j] * size;
-        if (t->z.gain > 0) dp[j] += t->fit_dp.gain[bin] * dot[j] * sqrt(size);
-        if (!t->s_rounded) continue;
-        double y = dkv_roundBy(t->round_s, dp[j]);
-        t->vd[j] = dkv_flip(dp[j], y, t->vd[j], dkv_spacingAt(t->ulp_s, fabs(dp[j])));
+        t->vd[j] = t->u.z.step2 * t->fit_dp.var[bin] * sq[j] * size;
+        if (t->u.z.gain > 0) dp[j] += t->fit_dp.gain[bin] * dot[j] * sqrt(size);
+        if (!t->u.s_rounded) continue;
+        double y = dkv_roundBy(t->u.round_s, dp[j]);
+        t->vd[j] = dkv_flip(dp[j], y, t->vd[j], dkv_spacingAt(t->u.ulp_s, fabs(dp[j])));
         dp[j] = y;
     }
 }
 
-/* The expected loss of the same chains: sum of |terms| in `prod`. */
+/* The expected loss of the same chains, or what it will be made of: sum of |terms| in `prod`. */
 static void loseKeySum(dkv_twin *t, const dkv_keySum *sum, double alpha, const double *w, const double *y,
                        int64_t d) {
     int64_t m = t->b.m, n = t->t.n;
@@ -221,9 +210,14 @@ static void loseKeySum(dkv_twin *t, const dkv_keySum *sum, double alpha, const d
     dkv_twinMagnitudes(y, m * d, 1, y1);
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n, (int)d, (int)m, 1, t->tmp, (int)n, y1,
                 (int)d, 0, t->prod, (int)d);
-    for (int64_t j = 0; j < n; j++)
+    for (int64_t e = 0, at = t->t.k_row * d; t->anyhow && e < n * d; e++, at++) {
+        const double more = x[e / d * sum->ld + e % d] - t->before[e];
+        sum->size[at] += t->prod[e];
+        sum->spread[at] += more * more;
+    }
+    for (int64_t j = 0; j < n && !t->anyhow; j++)
         for (int64_t c = 0; c < d; c++)
-            x[j * sum->ld + c] -= dkv_twinLoss(&t->z, t->z.fold_dkv, t->before[j * d + c], x[j * sum->ld + c],
+            x[j * sum->ld + c] -= dkv_twinLoss(&t->u.z, t->u.z.fold_dkv, t->before[j * d + c], x[j * sum->ld + c],
                                                t->col_n[j] / (double)t->parts, t->prod[j * d + c]);
 }
 
@@ -266,10 +260,12 @@ static void addKeySum(dkv_twin *t, const dkv_keySum *sum, int64_t part, keyTerms
         if (t->quick) dkv_twinAddScaled(k.mean2, d, each, at);
         else dkv_twinAddFloats(t->prod + j * d, d, k.unit * k.units[j] * k.units[j], at);
         dkv_chainStep step =
-            dkv_evenStep(t->col_n[j] / parts, k.alpha * k.alpha * k.col2[j] / parts, k.alike, t->z.fold_dkv);
-        dkv_twinChain(&t->z, step, d, t->before + j * d, x + j * sum->ld, k.mean2, at);
+            dkv_evenStep(t->col_n[j] / parts, k.alpha * k.alpha * k.col2[j] / parts, k.alike, t->u.z.fold_dkv);
+        dkv_twinChain(&t->u.z, step, d, t->before + j * d, x + j * sum->ld, k.mean2, at);
+        if (t->anyhow)
+            dkv_twinAddScaled(k.mean2, d, dkv_twinPathWithin(&t->u.z, t->u.z.fold_dkv, step.count, step.squares), at);
     }
-    if (!(t->z.gain > 0)) return;
+    if (!(t->u.z.gain > 0)) return;
     loseKeySum(t, sum, k.alpha, k.w, k.y, d);
 }
 
@@ -281,13 +277,17 @@ static const float *equalRows(const dkv_twin *t, bool of_dv) {
 void dkv_twinBackwardKeys(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n;
     const float *equal = equalRows(t, false), *equal_v = equalRows(t, true);
-    double scale = t->p->scale, u2 = t->z.unit2, alike = dkv_twinAlike(dkv_twinMean(equal, m)),
+    double scale = t->p->scale, u2 = t->u.z.unit2, alike = dkv_twinAlike(dkv_twinMean(equal, m)),
            alike_v = dkv_twinAlike(dkv_twinMean(equal_v, m));
     double p_var = u2 * (t->quick ? 1 : t->do_unit * t->do_unit);
     double ds_var = u2 * t->ds_more * t->ds_more * scale * scale * (t->quick ? 1 : t->q_unit * t->q_unit);
     for (int64_t i = 0; i < m && !t->quick; i++) {
         if (equal_v[i] != 1) dkv_twinWeigh(t->w + i * n, n, equal_v[i]);
         if (equal[i] != 1) dkv_twinWeigh(t->w2 + i * n, n, equal[i]);
+    }
+    for (int64_t j = 0; j < n && t->anyhow; j++) {
+        t->key_n[t->t.k_row + j] += t->col_n[j];
+        t->key_n2[t->t.k_row + j] += t->col_n[j] * t->col_n[j];
     }
     for (int64_t e = 0; e < t->parts; e++) {
         addKeySum(t, &t->dv[e], e,
@@ -310,7 +310,7 @@ static void tileProduct(dkv_twin *t, const float *w, const float *x, int64_t d) 
 /* Variance of dQ's terms (a2), and P k (a1): what delta's error is multiplied by. */
 static void addQueryTerms(dkv_twin *t) {
     int64_t m = t->b.m, n = t->t.n, d = t->p->dqk;
-    double scale = t->p->scale, var = t->z.unit2 * t->ds_unit * t->ds_unit * scale * scale,
+    double scale = t->p->scale, var = t->u.z.unit2 * t->ds_unit * t->ds_unit * scale * scale,
            all = dkv_sumOf(t->k_mean2, d);
     if (t->quick) {
         for (int64_t i = 0; i < m && all > 0; i++)
@@ -333,20 +333,37 @@ void dkv_twinBackwardQueries(dkv_twin *t) {
     dkv_addRows(&t->h, &t->b, &t->t, scale, t->dp, t->t.k, d, t->t.finite, t->dq.acc, d);
     addQueryTerms(t);
     for (int64_t i = 0; i < m; i++) {
-        dkv_chainStep k = dkv_evenStep(t->dq.now[i], t->row_ds2[i], alike, t->z.fold_dq);
+        dkv_chainStep k = dkv_evenStep(t->dq.now[i], t->row_ds2[i], alike, t->u.z.fold_dq);
         if (!t->quick)
-            k = dkv_walkStep(t->dp + i * n, n, t->z.stuck * sqrt(t->row_ds2[i]), alike, t->z.fold_dq);
+            k = dkv_walkStep(t->dp + i * n, n, t->u.z.stuck * sqrt(t->row_ds2[i]), alike, t->u.z.fold_dq);
         k.squares *= scale * scale;
-        dkv_twinChain(&t->z, k, d, t->before + i * d, t->dq.acc + i * d, t->k_mean2, t->dq.chain + i * d);
+        dkv_twinChain(&t->u.z, k, d, t->before + i * d, t->dq.acc + i * d, t->k_mean2, t->dq.chain + i * d);
     }
-    if (!(t->z.gain > 0)) return;
+    if (!(t->u.z.gain > 0)) return;
     dkv_twinMagnitudes(t->dp, m * n, scale, t->tmp);
     dkv_twinMagnitudes(t->t.k, n * d, 1, t->k1);
     tileProduct(t, t->tmp, t->k1, d);
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t e = i * d; e < (i + 1) * d; e++)
-            t->dq.loss[e] +=
-                dkv_twinLoss(&t->z, t->z.fold_dq, t->before[e], t->dq.acc[e], t->dq.now[i], t->prod[e]);
+    for (int64_t i = 0; i < m; i++) {
+        const double now = t->dq.now[i], within = dkv_twinPathWithin(&t->u.z, t->u.z.fold_dq, now, t->row_ds2[i] * scale * scale);
+        t->dq.n[i] += now;
+        t->dq.n2[i] += now * now;
+        if (!t->part.dq_block) dkv_twinAddScaled(t->k_mean2, d, within, t->dq.chain + i * d);
+        for (int64_t e = i * d; e < (i + 1) * d; e++) {
+            const double more = t->dq.acc[e] - t->before[e];
+            t->dq.size[e] += t->prod[e];
+            t->dq.spread[e] += more * more;
+            if (t->part.dq_block)
+                t->dq.loss[e] += dkv_twinLoss(&t->u.z, t->u.z.fold_dq, t->before[e], t->dq.acc[e], now, t->prod[e]);
+        }
+    }
+}
+
+/* The whole chain's loss, whatever its order, and how far off that may be. */
+static double loseQuery(dkv_twin *t, int64_t i, int64_t e) {
+    const double n = t->dq.n[i], x = t->dq.acc[e];
+    if (t->part.dq_block || n < 1) return 0;
+    t->dq.loss[e] = dkv_twinLossAnyhow(&t->u.z, t->u.z.fold_dq, x, n, t->dq.size[e]);
+    return dkv_twinPath(&t->u.z, t->u.z.fold_dq, x, n, t->dq.size[e], t->dq.spread[e], t->dq.n2[i] / (n * n));
 }
 
 /* A power of two at or above x. */
@@ -375,7 +392,7 @@ static double pickKeyUnits(dkv_twin *t) {
         double unit = top[j] > -INFINITY && top[j] < 300 ? powerAbove(exp(fmax(top[j], -250))) : 1;
         most = top[j] > -INFINITY && unit > most ? unit : most;
         t->p_units[j] = unit;
-        t->over_p[j] = 1 / (t->z.unit2 * unit * unit);
+        t->over_p[j] = 1 / (t->u.z.unit2 * unit * unit);
     }
     return most > 0 ? most : 1;
 }
@@ -401,7 +418,7 @@ static void pickUnits(dkv_twin *t) {
 void dkv_twinBackwardPairs(dkv_twin *t) {
     pickUnits(t);
     if (!t->quick)
-        dkv_chainSquares(&t->z, t->o1, t->v1, t->b.m, t->t.n, t->p->dv, t->dot_dp, t->sq_dp);
+        dkv_chainSquares(&t->u.z, t->o1, t->v1, t->b.m, t->t.n, t->p->dv, t->dot_dp, t->sq_dp);
     clearColumns(t);
 }
 
@@ -419,11 +436,23 @@ static void probabilities(const dkv_twin *t, const double *s, double lse, double
     }
 }
 
+static dkv_twin_row pairRowOf(const dkv_twin *t, int64_t i, double lse, double exp2) {
+    dkv_twin_row r = {lse, exp2, t->delta[i], t->delta_var[i], 1, 0, 0};
+    if (!t->in->d_lse || t->u.ds_rounded) return r;
+    const dualkv_segment *seg = &t->l->view.segments[t->b.node];
+    const int64_t row = t->b.q_row * t->h.g + i, head = t->h.kvh * t->h.g + i % t->h.g;
+    const double *mean = t->t.k_row >= seg->k_start ? t->own_d_lse : t->any_d_lse;
+    r.alike = equalRows(t, true)[i] / equalRows(t, false)[i];
+    r.shift = mean[row] - t->in->d_lse[head * t->l->view.tq + t->b.q_row + i / t->h.g];
+    r.own_var = t->delta_own[i];
+    return r;
+}
+
 void dkv_twinBackwardRow(dkv_twin *t, int64_t i) {
     int64_t n = t->t.n, at = t->quick ? 0 : i * n; /* quick: the variances of this row alone */
     double *s = t->s + i * n, *dp = t->dp + i * n, lse = t->lse_kernel[i] == -INFINITY ? 0 : t->lse_kernel[i];
     dpRow(t, i);
-    const double u = t->lse_stands_in ? dkv_spacingAt(t->ulp_lse, fabs(lse)) : 0; /* maximum, logarithm, sum: u^2/12 each */
+    const double u = t->lse_stands_in ? dkv_spacingAt(t->u.ulp_lse, fabs(lse)) : 0; /* maximum, logarithm, sum: u^2/12 each */
     pairRow r = {s,
                  dp,
                  t->wide,
@@ -431,19 +460,19 @@ void dkv_twinBackwardRow(dkv_twin *t, int64_t i) {
                  t->w + at,
                  t->w2 + at,
                  t->sq + at,
-                 t->z.exp2 + u * u / 4};
+                 pairRowOf(t, i, lse, t->u.z.exp2 + u * u / 4)};
     probabilities(t, s, lse, t->wide);
     if (t->quick)
-        quickPairs(t, n, &r, lse, t->delta[i], t->delta_var[i]);
+        quickPairs(t, n, &r);
     else
-        pairVariances(t, n, &r, lse, t->delta[i], t->delta_var[i]);
+        pairVariances(t, n, &r);
     t->dq.now[i] = sumPairs(t, i, n, s, dp);
     if (t->quick) sumVariances(t, i, n, equalRows(t, true)[i], equalRows(t, false)[i], t->w, t->w2);
 }
 
 void dkv_twinBeginBackward(dkv_twin *t) {
     int64_t m = t->b.m, d = t->p->dqk;
-    double *zeros[] = {t->dq.acc, t->dq.chain, t->dq.loss, t->dq.a1, t->dq.a2};
+    double *zeros[] = {t->dq.acc, t->dq.chain, t->dq.loss, t->dq.a1, t->dq.a2, t->dq.size, t->dq.spread};
     dkv_getLse(&t->h, &t->b, t->kernel_lse, t->lse_kernel);
     if (t->a->delta_exact)
         exactOutputs(t);
@@ -453,8 +482,9 @@ void dkv_twinBeginBackward(dkv_twin *t) {
         deltaRow(t, i);
         if (t->in->sink && t->sink_sum) sinkRow(t, i);
     }
-    for (size_t e = 0; e < sizeof zeros / sizeof *zeros; e++)
-        memset(zeros[e], 0, sizeof(double) * (size_t)(m * d));
+    for (size_t e = 0; e < (t->u.z.gain > 0 ? 7 : 5); e++) memset(zeros[e], 0, sizeof(double) * (size_t)(m * d));
+    memset(t->dq.n, 0, sizeof(double) * (size_t)m);
+    memset(t->dq.n2, 0, sizeof(double) * (size_t)m);
     if (t->part.dq_block) memset(t->dq_steps, 0, sizeof(double) * (size_t)(m * d));
     t->dq_at = -1;
     if (!t->quick) dkv_twinSquares(t->b.d_o, m, t->p->dv, NULL, t->do2, &t->do_unit);
@@ -467,13 +497,13 @@ void dkv_twinBeginBackward(dkv_twin *t) {
 
 void dkv_twinEndBackward(dkv_twin *t) {
     int64_t d = t->p->dqk;
-    bool stored = t->scale_exact && t->a->out_format == DUALKV_FP32;
+    bool stored = t->u.scale_exact && t->a->out_format == DUALKV_FP32;
     double terms = (double)(t->p->nodes[t->b.node].context + t->p->nodes[t->b.node].len);
     for (int64_t i = 0; i < t->b.m; i++)
         for (int64_t e = i * d; e < (i + 1) * d; e++) {
-            double x = t->dq.acc[e] - t->dq.loss[e], u = stored ? 0 : dkv_spacingAt(t->ulp_out, fabs(x));
-            double var = t->dq.chain[e] + t->dq.a2[e] + t->delta_var[i] * t->dq.a1[e] * t->dq.a1[e];
-            var += dkv_twinFlushed(&t->z, t->z.fold_dq, x, t->p->scale, terms);
+            double path = t->u.z.gain > 0 ? loseQuery(t, i, e) : 0, x = t->dq.acc[e] - t->dq.loss[e];
+            double u = stored ? 0 : dkv_spacingAt(t->u.ulp_out, fabs(x)), var = path + t->dq.chain[e] + t->dq.a2[e] + t->delta_var[i] * t->dq.a1[e] * t->dq.a1[e];
+            var += dkv_twinFlushed(&t->u.z, t->u.z.fold_dq, x, t->p->scale, terms);
             if (t->part.dq_block) var += t->dq_steps[e];
             t->dq.acc[e] = x;
             t->dq.chain[e] = dkv_twinStored(x, var, u, t->a->out_format);

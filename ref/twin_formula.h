@@ -17,7 +17,7 @@
 #define DKV_ROUND_VAR 0.18033688 /* 4/12 E[1/m^2], m log-uniform in [1, 2): 3/(24 ln 2) */
 #define DKV_CHAIN_BINS 32          /* of log2 (sum_t T_t^2 / (|a|^2 |b|^2)), -24..7 */
 #define DKV_TWIN_ALIKE 0.4
-#define DKV_TWIN_CUT 0.16
+#define DKV_MANTISSA 0.72134752 /* E[1/m], m log-uniform in [1, 2): 1/(2 ln 2) */
 
 typedef struct dkv_noise {
     double unit2;             /* relative variance of one rounding of the vector arithmetic */
@@ -30,10 +30,23 @@ typedef struct dkv_noise {
     double flush;             /* results below are flushed to 0; 0: none */
     double stuck;             /* a term below stuck * T leaves the sum T as it is */
     double gain; /* expected loss a product, relative to T_t, of a sum of one sign; 0 to nearest */
+    double cut;  /* share of it that the accumulator's own cut takes, whatever the terms' signs */
     double fold, fold_dq, fold_dkv; /* products after which a chain (of O; of dQ; of dK, dV) is folded into a
                                      * sum rounded to nearest; 0: never */
     int32_t step, truncates;        /* products a step */
 } dkv_noise;
+
+/* A truncating step cuts each of its `step` products at a quantum q (in units of the sum's last place), and the sum, a
+ * multiple of q, at its last place: q/2 and (1 - q)/2 are lost in the mean, together
+ *     acc_gain = 2u E[1/m] (step q/2 + (1 - q)/2) / 2
+ * of a sum that grows evenly from 0. q is a power of two, so that the measured loss names it: 1/4 on an H200. */
+static inline double dkv_twinCut(const dualkv_arithmetic *a, double step) {
+    double units = 2 * a->acc_gain / (a->unit * DKV_MANTISSA), q;
+    if (step < 2 || !(units > 1)) return 1;
+    q = exp2(rint(log2((units - 1) / (step - 1))));
+    q = q < 1 ? q : 1;
+    return (1 - q) / (step * q + 1 - q);
+}
 
 static inline void dkv_makeNoise(const dkv_problem *p, const dualkv_arithmetic *a, dkv_noise *out) {
     dkv_noise z;
@@ -52,6 +65,7 @@ static inline void dkv_makeNoise(const dkv_problem *p, const dualkv_arithmetic *
     z.stuck = a->unit;
     z.truncates = a->acc_truncates != 0;
     z.gain = z.truncates ? 2 * a->acc_gain / z.step : 0;
+    z.cut = dkv_twinCut(a, (double)z.step);
     z.fold = (double)a->acc_fold * z.step;
     z.fold_dq = a->acc_fold_dq > 0 ? (double)a->acc_fold_dq * z.step : z.fold;
     z.fold_dkv = a->acc_fold_dkv > 0 ? (double)a->acc_fold_dkv * z.step : z.fold;
@@ -157,17 +171,42 @@ DKV_INLINE double dkv_formulaChain(const dkv_noise *z, dkv_formula_step k, doubl
     return unit * near + inner * (e2 * within / n + s) + least;
 }
 
-/* Its expected loss, signed as the sum; `size` = sum of |terms|. A sum of random signs loses what the
- * accumulator's own cut takes, CUT of the whole; a sum of one sign all of it. Sums that fp32 holds exactly on both
- * sides are of few terms of few bits: nothing was cut (and an expected loss would tip every tie of the output's
- * rounding to one side). */
+/* What truncation is expected to take of a sum T_t of terms x_t, where `size` = sum of |terms|: at each step the
+ * accumulator's own cut, toward zero, so with the sign of T_t; and the products' cuts, each with the sign of its
+ * product, so with that of the terms' sum, as far as their signs agree; both in proportion to |T_t|. Sums that fp32 holds
+ * exactly are of few terms of few bits: nothing was cut (and an expected loss would tip every tie of the output's
+ * rounding to one side).
+ *
+ * Terms in the order of the walk, from `before` to `after`: */
 DKV_INLINE double dkv_twinLoss(const dkv_noise *z, double fold, double before, double after,
                                   double count, double size) {
     double d = after - before, along = (before * (count - 1) + after * (count + 1)) / 2;
-    double same = size > 0 ? fabs(d) / size : 0;
+    double same = size > 0 ? d / size : 0;
     if (count < 1 || ((double)(float)before == before && (double)(float)after == after)) return 0;
     if (fold > 0) along = d * (fold < count ? fold : count) / 2;
-    return z->gain * along * (DKV_TWIN_CUT + (1 - DKV_TWIN_CUT) * (same < 1 ? same : 1));
+    same = same < -1 ? -1 : same > 1 ? 1 : same;
+    return z->gain * (z->cut * along + (1 - z->cut) * fabs(along) * same);
+}
+
+/* Terms in an order that nothing declares (a key's rows: heads outside or inside, last rows first, diagonal blocks
+ * before the others): the whole chain of n terms, x its sum. On average over all orders the partial sums run evenly to
+ * x, and with x their sum is n x / 2. */
+DKV_INLINE double dkv_twinLossAnyhow(const dkv_noise *z, double fold, double x, double n, double size) {
+    return dkv_twinLoss(z, fold, 0, x, n, size);
+}
+
+/* How far the partial sums' sum is from that: the variance of a bridge, n^2/12 times what the terms' squares add up to
+ * beside x. Of terms within one tile, `squares` their sum of squares; and of tiles, `spread` the sum of their sums'
+ * squares, `even` = sum of n_b^2 / n^2 what of x^2 is in it if all are alike. */
+DKV_INLINE double dkv_twinPathWithin(const dkv_noise *z, double fold, double n, double squares) {
+    double k = z->gain * z->cut * (fold > 0 && fold < n ? fold : n);
+    return k * k * squares * (1.0 / 12);
+}
+DKV_INLINE double dkv_twinPath(const dkv_noise *z, double fold, double x, double n, double size, double spread,
+                               double even) {
+    double same = size > 0 && fabs(x) < size ? fabs(x) / size : 1, more = spread - x * x * even;
+    double k = z->gain * (z->cut + (1 - z->cut) * same) * (fold > 0 && fold < n ? fold : n);
+    return more > 0 && even < 1 ? k * k * more / (12 * (1 - even)) : 0;
 }
 
 /* What a pair's formulas read of the declared arithmetic. */
@@ -177,7 +216,33 @@ typedef struct dkv_twin_units {
     dkv_spacing ulp_s, ulp_p, ulp_ds, ulp_out, ulp_part, ulp_lse, ulp_sum;
     int32_t p_rounded, ds_rounded, s_rounded, scale_exact;
     double scale, softcap; /* softcap 0: off */
+    double ds_by, ds_unit2; /* dS is multiplied by this before it is rounded; relative variance of that product */
 } dkv_twin_units;
+
+static inline void dkv_makeUnits(const dkv_problem *p, const dualkv_arithmetic *a, dkv_twin_units *u) {
+    int e;
+    dkv_makeNoise(p, a, &u->z);
+    u->round_s = dkv_makeRounder(a->s_format);
+    u->round_p = dkv_makeRounder(a->p_format);
+    u->round_ds = dkv_makeRounder(a->ds_format);
+    u->round_out = dkv_makeRounder(a->out_format);
+    u->ulp_s = dkv_makeSpacing(a->s_format);
+    u->ulp_p = dkv_makeSpacing(a->p_format);
+    u->ulp_ds = dkv_makeSpacing(a->ds_format);
+    u->ulp_out = dkv_makeSpacing(a->out_format);
+    u->ulp_part = dkv_makeSpacing(a->partial_format);
+    u->ulp_lse = dkv_makeSpacing(DUALKV_FP32);
+    u->ulp_sum.least = 0;
+    u->ulp_sum.scale = 2 * a->unit;
+    u->p_rounded = dkv_unitRoundoff(a->p_format) > a->unit;
+    u->ds_rounded = dkv_unitRoundoff(a->ds_format) > a->unit;
+    u->s_rounded = dkv_unitRoundoff(a->s_format) > a->unit;
+    u->scale_exact = frexp(p->scale, &e) == 0.5;
+    u->scale = p->scale;
+    u->softcap = p->softcap > 0 ? p->softcap : 0;
+    u->ds_by = a->ds_scaled ? u->scale : 1;
+    u->ds_unit2 = a->ds_scaled && !u->scale_exact ? u->z.unit2 : 0;
+}
 
 /* Variance of the score of a pair beside what softcap and ALiBi add: sq, dot of unit vectors, norm = |q|^2
  * |k|^2. */
@@ -313,32 +378,47 @@ typedef struct dkv_twin_pair { /* of the backward pass */
     double w_p, w_ds, w_row;   /* variances of what the roundings leave; w_row: w_ds without delta's part */
 } dkv_twin_pair;
 
+typedef struct dkv_twin_row { /* of the backward pass */
+    double lse, exp2;         /* exp2: relative variance of P beside its score's */
+    double delta, delta_var;
+    /* Rows that are equal but for their dLSE err alike in P, dP and dO . O, though dS differs: how many there are to each
+     * that is equal in that, too (1: none); the mean of their dLSE, less this row's; what subtracting dLSE leaves of delta_var. */
+    double alike, shift, own_var;
+} dkv_twin_row;
+
+/* What rows that are equal but for their dLSE share of dS's variance, P (dP - delta) having the mean delta of them all. */
+DKV_INLINE double dkv_formulaShared(double p2, double dev, double vs_slope, double rel_keep, double keep2, double vd,
+                                    double last_p, double row) {
+    return p2 * dev * dev * (vs_slope + rel_keep) + keep2 * (p2 * vd + last_p * dev * dev) + row;
+}
+
 /* p = exp(s - lse), dp; of a pair that is seen. vs, vd: variances of the score and of dP. */
-DKV_INLINE dkv_twin_pair dkv_formulaTwinPair(const dkv_twin_units *t, double s, double lse, double p,
-                                             double dp, double cap, double vs, double vd, double delta,
-                                             double delta_var) {
-    dkv_twin_pair r;
+DKV_INLINE __attribute__((always_inline)) dkv_twin_pair dkv_formulaTwinPair(const dkv_twin_units *t,
+                                                                            const dkv_twin_row *r, double s, double p,
+                                                                            double dp, double cap, double vs, double vd) {
+    dkv_twin_pair y;
     const int capped = t->softcap > 0;
-    double unit2 = t->z.unit2, least2 = t->z.least2, flush = t->z.flush, prod = t->z.prod_p2;
-    double per_cap = capped ? 2 / t->softcap : 0, last = capped ? unit2 : 0;
-    double x = s - lse, last_p = p < flush ? p * p : least2, dev = dp - delta;
+    const double unit2 = t->z.unit2, least2 = t->z.least2, flush = t->z.flush, prod = t->z.prod_p2;
+    const double per_cap = capped ? 2 / t->softcap : 0, last = capped ? unit2 : 0;
+    const double x = s - r->lse, last_p = p < flush ? p * p : least2, dev = dp - r->delta;
     p = p < flush ? 0 : p; /* declared, and for all alike: no noise */
-    double c = capped ? cap : 0, keep = 1 - c * c,
-           slope = keep - c * per_cap; /* d log dS / d score, times keep */
-    double rel = unit2 * x * x + t->z.exp2, vp = p * p * (vs + rel) + last_p, raw = p * dev, ds = raw * keep;
-    double row = p * p * keep * keep * delta_var;
-    double e2 = raw * raw *
-                (slope * slope * vs + keep * keep * (rel + unit2) + last * (c * c * c * c + 2 * keep * keep));
-    e2 += keep * keep * (p * p * (vd + unit2 * dev * dev) + last_p * dev * dev) + row;
+    const double c = capped ? cap : 0, keep = 1 - c * c, keep2 = keep * keep, p2 = p * p;
+    const double slope = keep - c * per_cap; /* d log dS / d score, times keep */
+    const double rel = unit2 * x * x + r->exp2, vp = p2 * (vs + rel) + last_p, raw = p * dev, ds = raw * keep;
+    const double row = p2 * keep2 * r->delta_var, by = t->ds_by;
+    double e2 = raw * raw * (slope * slope * vs + keep2 * (rel + unit2) + last * (c * c * c * c + 2 * keep2));
+    e2 += keep2 * (p2 * (vd + unit2 * dev * dev) + last_p * dev * dev) + row;
     e2 += fabs(ds) < flush ? ds * ds : least2;
-    double y = t->ds_rounded ? dkv_roundBy(t->round_ds, ds) : ds,
-           q = t->p_rounded ? dkv_roundBy(t->round_p, p) : p;
-    r.w_ds = t->ds_rounded ? dkv_flip(ds, y, e2, dkv_spacingAt(t->ulp_ds, fabs(ds)))
+    y.p = t->p_rounded ? dkv_roundBy(t->round_p, p) : p;
+    y.w_p = t->p_rounded ? dkv_flip(p, y.p, vp, dkv_spacingAt(t->ulp_p, p)) : vp + prod * p2;
+    y.ds = t->ds_rounded ? dkv_roundBy(t->round_ds, ds * by) / by : ds;
+    y.w_ds = t->ds_rounded ? dkv_flip(ds, y.ds, e2 + t->ds_unit2 * ds * ds, dkv_spacingAt(t->ulp_ds, fabs(ds * by)) / by)
                            : e2 + prod * ds * ds;
-    r.w_p = t->p_rounded ? dkv_flip(p, q, vp, dkv_spacingAt(t->ulp_p, p)) : vp + prod * p * p;
-    r.w_row = r.w_ds > row ? r.w_ds - row : 0;
-    r.ds = y;
-    r.p = q;
-    return r;
+    y.w_row = y.w_ds > row ? y.w_ds - row : 0;
+    if (t->ds_rounded || !(r->alike > 1)) return y; /* roundings of different numbers are independent */
+    const double mean = dev + r->shift, own = p2 * keep2 * (r->delta_var - r->own_var);
+    y.w_ds += r->alike * dkv_formulaShared(p2, mean, slope * slope * vs, keep2 * rel, keep2, vd, last_p, own) -
+              dkv_formulaShared(p2, dev, slope * slope * vs, keep2 * rel, keep2, vd, last_p, own);
+    return y;
 }
 #endif

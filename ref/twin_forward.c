@@ -106,9 +106,9 @@ DKV_CLONES
 static void roundedRow(const dkv_twin *t, int64_t n, const double *s, const double *exact, double ref, double fade,
                        double ref_var, const double *vs, double *restrict p, float *restrict w,
                        double *restrict rel) {
-    dkv_rounder f = t->round_p;
-    dkv_spacing ulp = t->ulp_p;
-    double unit2 = t->z.unit2, exp2 = t->z.exp2, over = fade * fade / t->z.unit2;
+    dkv_rounder f = t->u.round_p;
+    dkv_spacing ulp = t->u.ulp_p;
+    double unit2 = t->u.z.unit2, exp2 = t->u.z.exp2, over = fade * fade / t->u.z.unit2;
     for (int64_t j = 0; j < n; j++) {
         double x = s[j] > -DBL_MAX ? s[j] - ref : 0, errs = x != 0 ? 1 : 0; /* exp(0) is 1 */
         double e = exact[j], v = e * e * (vs[j] + unit2 * x * x + errs * exp2), y = dkv_roundBy(f, e);
@@ -122,7 +122,7 @@ static void roundedRow(const dkv_twin *t, int64_t n, const double *s, const doub
 DKV_CLONES
 static void exactRow(const dkv_twin *t, int64_t n, const double *s, const double *exact, double ref, double fade,
                      const double *vs, double *restrict p, float *restrict w, double *restrict rel) {
-    double unit2 = t->z.unit2, exp2 = t->z.exp2, over = 1 / t->z.unit2, prod = t->z.prod_p2 * over;
+    double unit2 = t->u.z.unit2, exp2 = t->u.z.exp2, over = 1 / t->u.z.unit2, prod = t->u.z.prod_p2 * over;
     for (int64_t j = 0; j < n; j++) {
         double x = s[j] > -DBL_MAX ? s[j] - ref : 0, y = exact[j] * fade, errs = x != 0 ? 1 : 0;
         double v = (vs[j] + unit2 * x * x + errs * exp2) * over;
@@ -136,15 +136,15 @@ static void exactRow(const dkv_twin *t, int64_t n, const double *s, const double
  * to be seen beside the other it is lost, and what is lost has one sign. */
 static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fade, const double *rel,
                    const float *equal) {
-    double u, stuck = t->z.stuck, old = t->sum[i];
+    double u, stuck = t->u.z.stuck, old = t->sum[i];
     dkv_formula_sum s = {0};
-    dkv_twinAddTerms(&t->z, t->ulp_sum, &s, n, p, fade, rel, equal);
+    dkv_twinAddTerms(&t->u.z, t->u.ulp_sum, &s, n, p, fade, rel, equal);
     t->score_var[i] += s.noise;
     t->sum_var[i] += s.squares / 12;
     t->lost[i] += s.lost;
     t->sum[i] += s.part;
     if (old > s.part * stuck && s.part > old * stuck) {
-        u = dkv_spacingAt(t->ulp_sum, t->sum[i]);
+        u = dkv_spacingAt(t->u.ulp_sum, t->sum[i]);
         t->sum_var[i] += u * u / 12;
     } else {
         t->lost[i] += old < s.part ? old : s.part;
@@ -154,21 +154,21 @@ static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fa
 /* What was summed is multiplied by exp(old maximum - new), whose error is the same for all of it. */
 static void fadeRow(dkv_twin *t, int64_t i, double by, double shift) {
     int64_t d = t->p->dv;
-    double by2 = by * by, rel = t->z.exp2 + t->z.unit2 * shift * shift, old, *acc = t->o.acc + i * d,
+    double by2 = by * by, rel = t->u.z.exp2 + t->u.z.unit2 * shift * shift, old, *acc = t->o.acc + i * d,
            *chain = t->o.chain + i * d;
     double *a1 = t->o.a1 + i * d, *a2 = t->o.a2 + i * d, *loss = t->o.loss + i * d;
     t->sum[i] *= by;
     t->lost[i] *= by;
-    if (by > 0x1p-300) rel += dkv_twinLeast(&t->z, by) / by2;
+    if (by > 0x1p-300) rel += dkv_twinLeast(&t->u.z, by) / by2;
     old = t->sum[i];
     t->score_var[i] = t->score_var[i] * by2 + rel * old * old;
-    t->sum_var[i] = t->sum_var[i] * by2 + t->z.unit2 * t->sum[i] * t->sum[i];
+    t->sum_var[i] = t->sum_var[i] * by2 + t->u.z.unit2 * t->sum[i] * t->sum[i];
     for (int64_t c = 0; c < d; c++) {
         acc[c] *= by;
         loss[c] *= by;
         a1[c] = a1[c] * by2 + rel * old * acc[c];
         a2[c] = a2[c] * by2 + rel * acc[c] * acc[c];
-        chain[c] = chain[c] * by2 + t->z.unit2 * acc[c] * acc[c] + dkv_twinLeast(&t->z, acc[c]);
+        chain[c] = chain[c] * by2 + t->u.z.unit2 * acc[c] * acc[c] + dkv_twinLeast(&t->u.z, acc[c]);
     }
 }
 
@@ -192,7 +192,7 @@ void dkv_twinForwardRow(dkv_twin *t, int64_t i) {
             continue;
         }
         dkv_vexpShift(s + at, ref[e], exact + at, (size_t)n);
-        if (t->p_rounded)
+        if (t->u.p_rounded)
             roundedRow(t, n, s + at, exact + at, ref[e], fade, ref_var, t->vs + at, p + at, w + at, rel);
         else
             exactRow(t, n, s + at, exact + at, ref[e], fade, t->vs + at, p + at, w + at, rel);
@@ -213,7 +213,7 @@ static void spreadTerms(dkv_twin *t) {
     int64_t d = t->p->dv;
     double all = dkv_sumOf(t->v_mean2, d);
     for (int64_t i = 0; i < t->b.m && all > 0; i++)
-        dkv_twinAddScaled(t->v_mean2, d, t->z.unit2 * t->o.var[i] / all, t->o.a2 + i * d);
+        dkv_twinAddScaled(t->v_mean2, d, t->u.z.unit2 * t->o.var[i] / all, t->o.a2 + i * d);
 }
 
 /* First moments, where the errors of O and of the row sum are the same. */
@@ -223,7 +223,7 @@ static void addMoments(dkv_twin *t) {
         dkv_twinFloats(t->t.v + j * d, d, 1 / t->v_unit, t->flat_keys + j * d);
         dkv_twinWeigh(t->flat_keys + j * d, d, t->equal_kv[t->t.k_row + j]);
     }
-    addVariance(t, t->w_keys, t->flat_keys, d, t->z.unit2 * t->v_unit, t->o.a1);
+    addVariance(t, t->w_keys, t->flat_keys, d, t->u.z.unit2 * t->v_unit, t->o.a1);
 }
 
 /* Mean of V^2 over the keys, weighted as row i sees them: by P's variance, nearly P^2. prod holds w V^2. */
@@ -246,7 +246,7 @@ static void loseTerms(dkv_twin *t) {
     for (int64_t i = 0; i < m; i++)
         for (int64_t e = i * d; e < (i + 1) * d; e++)
             t->o.loss[e] +=
-                dkv_twinLoss(&t->z, t->z.fold, t->before[e], t->o.acc[e], t->o.now[i], t->prod[e]);
+                dkv_twinLoss(&t->u.z, t->u.z.fold, t->before[e], t->o.acc[e], t->o.now[i], t->prod[e]);
 }
 
 void dkv_twinForwardTile(dkv_twin *t) {
@@ -257,23 +257,23 @@ void dkv_twinForwardTile(dkv_twin *t) {
     if (t->quick)
         spreadTerms(t);
     else
-        addVariance(t, t->w_keys, t->v2, d, t->z.unit2 * t->v_unit * t->v_unit, t->o.a2);
+        addVariance(t, t->w_keys, t->v2, d, t->u.z.unit2 * t->v_unit * t->v_unit, t->o.a2);
     for (int64_t i = 0; i < m; i++) {
-        double squares, own[256], least = t->z.stuck * t->sum[i];
-        const double *p = t->p_keys + i * n, *mean2 = t->p_rounded ? t->v_mean2 : weightedMeans(t, i, own);
+        double squares, own[256], least = t->u.z.stuck * t->sum[i];
+        const double *p = t->p_keys + i * n, *mean2 = t->u.p_rounded ? t->v_mean2 : weightedMeans(t, i, own);
         dkv_chainStep k;
         if (t->quick) {
-            k = dkv_evenStep(dkv_twinCount(p, n, least, &squares), 0, alike, t->z.fold);
+            k = dkv_evenStep(dkv_twinCount(p, n, least, &squares), 0, alike, t->u.z.fold);
             k.squares = squares;
         } else {
-            k = dkv_walkStep(p, n, least, alike, t->z.fold);
+            k = dkv_walkStep(p, n, least, alike, t->u.z.fold);
         }
         t->o.now[i] = k.count;
         t->o.terms[i] += k.count;
-        dkv_twinChain(&t->z, k, d, t->before + i * d, t->o.acc + i * d, mean2, t->o.chain + i * d);
+        dkv_twinChain(&t->u.z, k, d, t->before + i * d, t->o.acc + i * d, mean2, t->o.chain + i * d);
     }
-    if (!t->p_rounded) addMoments(t);
-    if (t->z.gain > 0) loseTerms(t);
+    if (!t->u.p_rounded) addMoments(t);
+    if (t->u.z.gain > 0) loseTerms(t);
 }
 
 /* The sink is one more logit, whose value is 0, met after the keys. */
@@ -291,27 +291,27 @@ static void addSink(dkv_twin *t, int64_t i) {
         fadeRow(t, i, by, by > 0 ? log(by) : 0);
     }
     x = exp(sink - top);
-    v = t->z.unit2 * (sink - top) * (sink - top) + t->z.exp2;
+    v = t->u.z.unit2 * (sink - top) * (sink - top) + t->u.z.exp2;
     t->sum[i] += x;
     t->score_var[i] += x * x * v;
-    t->sum_var[i] += t->z.unit2 * t->sum[i] * t->sum[i];
+    t->sum_var[i] += t->u.z.unit2 * t->sum[i] * t->sum[i];
 }
 
 /* LSE = max + log(sum). The maximum's own error cancels: it is in every exponent too. */
 static void finishLse(dkv_twin *t, int64_t i) {
     /* Whatever P is taken against, the row sum itself is taken against the largest score. */
     double l = t->sum[i], lse = t->max[i] + log(l), top = t->a->p_normalised ? t->top[i].s : t->max[i],
-           g = lse - top, u = dkv_spacingAt(t->ulp_lse, fabs(lse)),
-           v = dkv_spacingAt(t->ulp_lse, fabs(g));
+           g = lse - top, u = dkv_spacingAt(t->u.ulp_lse, fabs(lse)),
+           v = dkv_spacingAt(t->u.ulp_lse, fabs(g));
     double keys = t->in->sink ? l - exp(t->in->sink[t->h.kvh * t->h.g + i % t->h.g] - t->max[i]) : l;
     double rel = (t->score_var[i] + t->sum_var[i] + t->lost[i] * t->lost[i]) / (l * l);
-    double fine = fmin(dkv_spacingAt(t->ulp_lse, fabs(top)), v); /* both are multiples of it */
+    double fine = fmin(dkv_spacingAt(t->u.ulp_lse, fabs(top)), v); /* both are multiples of it */
     double last = fine < u ? (u * u + 2 * fine * fine) / 12 : 0, own;
     if (last > g * g) last = g * g;
     t->sum_var[i] = rel;
-    own = rel + dkv_twinCommonVar(t, i, keys) / (l * l) + t->z.log2 / t->z.lse2 * v * v / 12;
+    own = rel + dkv_twinCommonVar(t, i, keys) / (l * l) + t->u.z.log2 / t->u.z.lse2 * v * v / 12;
     /* finer arithmetic than fp32: that is what the sum was rounded to, not what it was made of */
-    t->lse_var[i] = t->z.unit2 < 0x1p-80 ? dkv_twinStored(lse, own, u, DUALKV_FP32) : own + last;
+    t->lse_var[i] = t->u.z.unit2 < 0x1p-80 ? dkv_twinStored(lse, own, u, DUALKV_FP32) : own + last;
     t->lse[i] = lse;
 }
 
@@ -335,9 +335,9 @@ static void finishRow(dkv_twin *t, int64_t i) {
     for (int64_t c = 0; c < d; c++) {
         double a1 = t->o.a1[i * d + c], a2 = t->o.a2[i * d + c], x = (o[c] - t->o.loss[i * d + c]) / l,
                y = o[c] / l;
-        double u = dkv_spacingAt(t->ulp_out, fabs(x)), scores;
-        scores = t->p_rounded ? a2 + y * y * by_sum : a2 - 2 * y * a1 + y * y * t->score_var[i];
-        if (!t->p_rounded && scores < 0x1p-20 * a2) scores = 0; /* of one key: a difference of equal floats */
+        double u = dkv_spacingAt(t->u.ulp_out, fabs(x)), scores;
+        scores = t->u.p_rounded ? a2 + y * y * by_sum : a2 - 2 * y * a1 + y * y * t->score_var[i];
+        if (!t->u.p_rounded && scores < 0x1p-20 * a2) scores = 0; /* of one key: a difference of equal floats */
         scores /= l * l;
         if (t->a->p_normalised) scores = a2;
         o[c] = x;
@@ -345,7 +345,7 @@ static void finishRow(dkv_twin *t, int64_t i) {
         var[c] += 0x1p-100 * x * x; /* the last: our own arithmetic */
         t->o_exact[i * d + c] = x;
         t->o_var[i * d + c] = var[c];
-        bool divides = fabs(l - 1) > t->z.stuck; /* dividing by 1 is exact */
+        bool divides = fabs(l - 1) > t->u.z.stuck; /* dividing by 1 is exact */
         var[c] = dkv_twinStored(x, var[c], divides || !fp32 ? u : 0, t->a->out_format);
     }
 }

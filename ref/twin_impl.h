@@ -10,10 +10,12 @@
 #include "twin_noise.h"
 
 /* Sums of gradients of keys: x and its variance, element (row, c) at row * ld + c. `steps`: variance of what roundings
- * under way left (whole steps of their format), `var` then of what came since. NULL: none under way. */
+ * under way left (whole steps of their format), `var` then of what came since. NULL: none under way. Where a loss is
+ * expected and the terms' order not declared: sums of |terms| and of the squares of each tile's sum, at row * d + c. */
 typedef struct dkv_keySum {
     double *x, *var, *steps;
     int64_t ld;
+    double *size, *spread;
 } dkv_keySum;
 
 /* A sum over keys for each row of the block, [m, d]: its value, its chain's variance and expected loss; first
@@ -21,6 +23,7 @@ typedef struct dkv_keySum {
  * of the tile's terms. */
 typedef struct dkv_rowSum {
     double *acc, *chain, *loss, *a1, *a2, *terms, *now, *var;
+    double *size, *spread, *n, *n2; /* as of a key's; terms in all, and sum of the squares of each tile's: [m] */
 } dkv_rowSum;
 
 /* A row's largest score so far: the variance in use of it, of which its chain's, and what of it all keys of the row share;
@@ -39,12 +42,10 @@ typedef struct dkv_twin {
     const dualkv_arithmetic *a;
     const double *kernel_o, *kernel_lse;
     dkv_oracle *out;
-    dkv_noise z;
-    dkv_rounder round_in, round_s, round_p, round_ds, round_part;
+    dkv_twin_units u;
+    dkv_rounder round_part;
     dkv_partials part;
-    dkv_spacing ulp_s, ulp_p, ulp_ds, ulp_out, ulp_part, ulp_lse, ulp_sum;
-    bool p_rounded, ds_rounded, s_rounded, scale_exact,
-        table; /* table: maxima by key tile from a pass of their own */
+    bool table; /* maxima by key tile from a pass of their own */
     dkv_head h;
     dkv_block b;
     dkv_tile t;
@@ -59,6 +60,7 @@ typedef struct dkv_twin {
     dkv_chainFit fit_s, fit_dp;
     float *equal_k, *equal_kv;         /* [tk]: a segment's keys, with V or without */
     float *equal_any[2], *equal_own[2]; /* [tq, g]: a group's, a node's rows; [1]: whatever their dLSE, as dV has it */
+    double *any_d_lse, *own_d_lse;      /* [tq, g]: mean dLSE of those rows; where dLSE is given */
     /* of the block */
     float *q1, *o1; /* unit rows of q, dO */
     double *q_norm, *o_norm;
@@ -68,7 +70,7 @@ typedef struct dkv_twin {
     double *max, *sum, *sum_var, *lost, *score_var, *lse, *lse_var; /* [m], of forward */
     dkv_topKey *top;                                                /* [m], of forward */
     uint64_t *row_class;                    /* [tq, g]: rows whose LSE errs alike have the same */
-    double *lse_kernel, *delta, *delta_var; /* [m], of backward */
+    double *lse_kernel, *delta, *delta_var, *delta_own; /* [m], of backward; own: what subtracting dLSE leaves */
     double *tile_max;                                               /* [m, key tiles] */
     double *o_kernel;        /* [m, dv]: what backward's delta is made of */
     double *o_exact, *o_var; /* [m, dv]: O before its rounding, and its variance */
@@ -95,6 +97,8 @@ typedef struct dkv_twin {
     bool lse_stands_in;  /* kernel_lse is the truth */
     bool shares;         /* the accumulators are those of another head's twin */
     dkv_keySum *dk, *dv; /* [parts] */
+    bool anyhow;             /* a loss is expected of dK and dV, whose terms' order is not declared */
+    double *key_n, *key_n2;  /* [tk]: terms of its sums, over all accumulators; sum of the squares of each tile's */
     double *dq_steps;    /* [m, d]: as a keySum's steps */
     int64_t dq_at;       /* the key block that dQ was last added to, over all ranges; -1: none */
     double *sink_sum, *sink_var; /* [g] */

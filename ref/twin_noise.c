@@ -95,7 +95,8 @@ static int compareEntries(const void *x, const void *y) {
     return a->hash < b->hash ? -1 : a->hash > b->hash;
 }
 
-int dkv_countEqual(const uint64_t *hash, const int32_t *cls, int64_t n, float *count, dkv_err *err) {
+int dkv_countEqual(const uint64_t *hash, const int32_t *cls, int64_t n, float *count, const double *x, double *mean,
+                   dkv_err *err) {
     entry *all = malloc(sizeof *all * (size_t)(n ? n : 1));
     if (!all) return dkv_fail(err, DKV_EHARNESS, "out of memory: %lld rows to compare", (long long)n);
     for (int64_t i = 0; i < n; i++) all[i] = (entry){hash[i], i, cls[i]};
@@ -103,7 +104,12 @@ int dkv_countEqual(const uint64_t *hash, const int32_t *cls, int64_t n, float *c
     for (int64_t i = 0, end; i < n; i = end) {
         for (end = i; end < n && compareEntries(&all[i], &all[end]) == 0; end++) {
         }
-        for (int64_t e = i; e < end; e++) count[all[e].at] = (float)(end - i);
+        double sum = 0;
+        for (int64_t e = i; e < end && x; e++) sum += isfinite(x[all[e].at]) ? x[all[e].at] : 0;
+        for (int64_t e = i; e < end; e++) {
+            count[all[e].at] = (float)(end - i);
+            if (x) mean[all[e].at] = sum / (double)(end - i);
+        }
     }
     free(all);
     return DKV_OK;

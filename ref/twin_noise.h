@@ -46,9 +46,10 @@ void dkv_sampleFit(const dkv_noise *z, const double *a, const double *b, int64_t
 void dkv_endFit(dkv_chainFit *f);
 
 /* How many rows are equal to row i, itself included, among those of the same class: equal numbers round
- * equally, so that their errors add before they are squared. hash[n], class[n] -> count[n]. DKV_EHARNESS: out
- * of memory. */
-int dkv_countEqual(const uint64_t *hash, const int32_t *cls, int64_t n, float *count, dkv_err *err);
+ * equally, so that their errors add before they are squared. hash[n], class[n] -> count[n]; mean[n] of x[n] over them,
+ * unless x is NULL. DKV_EHARNESS: out of memory. */
+int dkv_countEqual(const uint64_t *hash, const int32_t *cls, int64_t n, float *count, const double *x, double *mean,
+                   dkv_err *err);
 uint64_t dkv_hashBytes(uint64_t h, const void *x, size_t n);
 
 #endif

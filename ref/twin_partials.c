@@ -7,7 +7,7 @@
 /* x, of variance v, rounded: what the rounding leaves, a rare whole step. v itself, too: much of it may be one rare step,
  * after which the rounding steps for certain. */
 static double roundOne(const dkv_twin *t, double *x, double v) {
-    double y = dkv_roundBy(t->round_part, *x), left = v + dkv_flip(*x, y, v, dkv_spacingAt(t->ulp_part, fabs(*x)));
+    double y = dkv_roundBy(t->round_part, *x), left = v + dkv_flip(*x, y, v, dkv_spacingAt(t->u.ulp_part, fabs(*x)));
     *x = y;
     return left;
 }
@@ -39,6 +39,26 @@ static void roundRunning(const dkv_twin *t, const dkv_keySum *sum, int64_t j, in
     }
 }
 
+/* What each accumulator of key j is expected to lose (dkv_twinLossAnyhow); its chains begin anew. */
+static void loseKey(const dkv_twin *t, const dkv_keySum *sum, int64_t j, int64_t d) {
+    const double n = t->key_n[j] / (double)t->parts, even = n > 0 ? t->key_n2[j] / (t->key_n[j] * t->key_n[j]) : 1;
+    for (int64_t e = 0; e < t->parts; e++)
+        for (int64_t c = 0; c < d; c++) {
+            double *x = sum[e].x + j * sum[e].ld + c, *size = sum[e].size + j * d + c, *spread = sum[e].spread + j * d + c;
+            sum[e].var[j * sum[e].ld + c] += dkv_twinPath(&t->u.z, t->u.z.fold_dkv, *x, n, *size, *spread, even);
+            *x -= dkv_twinLossAnyhow(&t->u.z, t->u.z.fold_dkv, *x, n, *size);
+            *size = *spread = 0;
+        }
+}
+
+static void loseKeys(dkv_twin *t, int64_t first, int64_t n) {
+    for (int64_t j = first; j < first + n && t->anyhow; j++) {
+        loseKey(t, t->dk, j, t->p->dqk);
+        loseKey(t, t->dv, j, t->p->dv);
+        t->key_n[j] = t->key_n2[j] = 0;
+    }
+}
+
 /* One element's partial sums, rounded and added. */
 static double addParts(const dkv_twin *t, const dkv_keySum *sum, int64_t at, double *var) {
     double x = 0;
@@ -46,7 +66,7 @@ static double addParts(const dkv_twin *t, const dkv_keySum *sum, int64_t at, dou
         double y = sum[e].x[at], left = sum[e].var[at];
         if (t->part.heads && (t->parts > 1 || !t->part.summed)) left = roundOne(t, &y, left); /* else: once, as the output */
         x += y;
-        *var += left + (sum[e].steps ? sum[e].steps[at] : 0) + (e > 0 ? t->z.unit2 * x * x : 0);
+        *var += left + (sum[e].steps ? sum[e].steps[at] : 0) + (e > 0 ? t->u.z.unit2 * x * x : 0);
     }
     return x;
 }
@@ -61,7 +81,7 @@ static double storeParts(const dkv_twin *t, const dkv_keySum *sum, int64_t at, d
 /* The same where the sum is rounded itself: its parts err by whole steps of their own spacing, if at all, which a coarser
  * rounding turns into steps of its own half of the time; of a sum that lies half way that says more than its variance. */
 static double addHeads(const dkv_twin *t, const dkv_keySum *sum, int64_t at, double *var) {
-    double x = addParts(t, sum, at, var), y, u = dkv_spacingAt(t->ulp_part, fabs(x));
+    double x = addParts(t, sum, at, var), y, u = dkv_spacingAt(t->u.ulp_part, fabs(x));
     if (!t->part.heads) {
         *var = roundOne(t, &x, *var);
         return x;
@@ -69,7 +89,7 @@ static double addHeads(const dkv_twin *t, const dkv_keySum *sum, int64_t at, dou
     *var = 0;
     for (int64_t e = 0; e < t->parts; e++) {
         double left = roundOne(t, (y = sum[e].x[at], &y), sum[e].var[at]) + (sum[e].steps ? sum[e].steps[at] : 0);
-        double by = u / dkv_spacingAt(t->ulp_part, fabs(y));
+        double by = u / dkv_spacingAt(t->u.ulp_part, fabs(y));
         *var += left * (by * by > 2 ? by * by / 2 : 1);
     }
     return dkv_roundBy(t->round_part, x);
@@ -86,7 +106,7 @@ static void addSegment(const dkv_twin *t, const dkv_keySum *sum, int64_t j, int6
             if (sum[e].steps) sum[e].steps[at] = 0;
         }
         twin[to] += x;
-        sigma2[to] += var + (before != 0 && x != 0 && !t->part.summed ? t->z.unit2 * twin[to] * twin[to] : 0);
+        sigma2[to] += var + (before != 0 && x != 0 && !t->part.summed ? t->u.z.unit2 * twin[to] * twin[to] : 0);
     }
 }
 
@@ -97,6 +117,7 @@ void dkv_twinPartKeys(dkv_twin *t, bool last_head) {
     const bool whole = t->part.segments && last && last_head;
     for (int32_t r = 0; r < seg->range_count && (running || whole); r++) {
         const dualkv_range *g = &t->l->view.ranges[seg->range_begin + r];
+        loseKeys(t, g->k_start, whole ? g->len : 0);
         for (int64_t j = g->k_start; j < g->k_start + g->len; j++) {
             for (int64_t e = 0; e < t->parts && running; e++) {
                 roundRunning(t, &t->dk[e], j, t->p->dqk);
@@ -117,7 +138,7 @@ static void finishKeySum(dkv_twin *t, const dkv_keySum *sum, double *twin, doubl
             int64_t at = (j * t->p->hkv / t->carry + t->h.kvh / t->carry) * d + c;
             double x = twin[at], var = sigma2[at], u;
             if (add) var = 0, x = addParts(t, sum, j * sum->ld + c, &var);
-            u = dkv_spacingAt(t->ulp_out, fabs(x));
+            u = dkv_spacingAt(t->u.ulp_out, fabs(x));
             twin[at] = x;
             sigma2[at] = t->part.summed ? var : dkv_twinStored(x, var, stored ? 0 : u, t->a->out_format);
         }
@@ -125,7 +146,8 @@ static void finishKeySum(dkv_twin *t, const dkv_keySum *sum, double *twin, doubl
 
 void dkv_twinFinishKeys(dkv_twin *t) {
     const bool fp32 = t->a->out_format == DUALKV_FP32;
-    finishKeySum(t, t->dk, t->out->twin.dk, t->out->sigma2.dk, t->p->dqk, fp32 && t->scale_exact);
+    loseKeys(t, 0, t->l->view.tk);
+    finishKeySum(t, t->dk, t->out->twin.dk, t->out->sigma2.dk, t->p->dqk, fp32 && t->u.scale_exact);
     finishKeySum(t, t->dv, t->out->twin.dv, t->out->sigma2.dv, t->p->dv, fp32);
 }
 

@@ -7,17 +7,17 @@ static double chainModel(const dkv_twin *t, int64_t i, int64_t j) {
     double scale = t->p->scale, size = t->q_norm[i] * t->k_norm[j];
     if (t->quick) {
         double x = t->s[i * t->t.n + j] / scale, sq = dkv_quickSquares(t->quick_s, x * x, size);
-        return t->z.step2 * scale * scale * t->fit_s.var[dkv_chainBin(size > 0 ? (float)(sq / size) : 0)] *
+        return t->u.z.step2 * scale * scale * t->fit_s.var[dkv_chainBin(size > 0 ? (float)(sq / size) : 0)] *
                sq;
     }
     float sq = t->sq[i * t->t.n + j];
-    return t->z.step2 * scale * scale * t->fit_s.var[dkv_chainBin(sq)] * sq * size;
+    return t->u.z.step2 * scale * scale * t->fit_s.var[dkv_chainBin(sq)] * sq * size;
 }
 
 /* What the twin expects the chain of row i and the tile's key j to lose, as dkv_twinScoreRow has it. */
 static double chainLoss(const dkv_twin *t, int64_t i, int64_t j) {
     int64_t at = i * t->t.n + j;
-    if (t->quick || !(t->z.gain > 0)) return 0;
+    if (t->quick || !(t->u.z.gain > 0)) return 0;
     return t->fit_s.gain[dkv_chainBin(t->sq[at])] * t->dot[at] * sqrt(t->q_norm[i] * t->k_norm[j]);
 }
 
@@ -44,16 +44,16 @@ void dkv_twinRefineTop(dkv_twin *t, int64_t i) {
     const double *q = t->b.q + i * p->dqk;
     dkv_twin_walk walk;
     double row[256], more, weight = exp(k->s - t->max[i]), by = p->scale * p->scale;
-    if (k->s == -INFINITY || (t->z.step > 1 && !t->z.truncates) || t->s_rounded || t->z.unit2 < 0x1p-80) return;
+    if (k->s == -INFINITY || (t->u.z.step > 1 && !t->u.z.truncates) || t->u.s_rounded || t->u.z.unit2 < 0x1p-80) return;
     dkv_decodeRows(t->in->k, p->dtype, k->key, 1, p->hkv, t->h.kvh, p->dqk, row);
     dkv_roundArray(row, (size_t)p->dqk, t->a->in_format);
-    walk = dkv_twinWalk(&t->z, q, row, p->dqk, k->loss);
+    walk = dkv_twinWalk(&t->u.z, q, row, p->dqk, k->loss);
     more = (by * (walk.own + walk.common) - k->chain) * k->keep2 * weight * weight;
     if (!isfinite(more)) return;
     k->common = by * walk.common * k->keep2;
     k->vs = fmax(k->vs + more / (weight * weight), 0);
     t->score_var[i] = fmax(t->score_var[i] + more * k->equal, 0);
-    if (t->p_rounded) return;
+    if (t->u.p_rounded) return;
     dkv_decodeRows(t->in->v, p->dtype, k->key, 1, p->hkv, t->h.kvh, p->dv, row);
     dkv_roundArray(row, (size_t)p->dv, t->a->in_format);
     for (int64_t c = 0; c < p->dv; c++) {

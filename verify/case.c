@@ -163,42 +163,63 @@ static void markUnclaimed(const dkv_layout *l, const dkv_oracle *o, bool as_nan)
     }
 }
 
-/* Variances of a sum over copies: those of different copies add; copies whose twins are equal (identical
- * responses) round alike, so their deviations add first. */
-static void packVariance(const int64_t *source, int64_t rows, int64_t width, const double *twin,
-                         const double *from, int64_t packed_rows, double *to, double *last, double *run) {
-    for (int64_t i = 0; i < packed_rows * width; i++) {
-        to[i] = run[i] = 0;
-        last[i] = NAN;
+/* Variances of a sum over copies: those of different copies add; copies whose twins are equal (identical responses) round
+ * alike, so their deviations add first. So do, about, copies whose `marks` [rows, n_marks] are equal: identical but for
+ * their dLSE, of which dV knows nothing; NULL: none are. */
+typedef struct copied {
+    const int64_t *source;
+    int64_t rows, packed_rows, width, n_marks;
+    const double *twin, *from, *marks;
+    double *to, *last, *run; /* last, run: [packed_rows, width] */
+    int64_t *row;            /* [packed_rows]: the copy before; -1: none */
+} copied;
+
+static void packVariance(const copied *k) {
+    const size_t bytes = (size_t)k->n_marks * sizeof *k->marks;
+    for (int64_t i = 0; i < k->packed_rows; i++) k->row[i] = -1;
+    for (int64_t i = 0; i < k->packed_rows * k->width; i++) {
+        k->to[i] = k->run[i] = 0;
+        k->last[i] = NAN;
     }
-    for (int64_t t = 0; t < rows; t++)
-        for (int64_t c = 0; c < width; c++) {
-            int64_t at = source[t] * width + c, i = t * width + c;
-            double sigma = sqrt(from[i]), before = twin[i] == last[at] ? run[at] : 0;
-            last[at] = twin[i];
-            run[at] = before + sigma;
-            to[at] += run[at] * run[at] - before * before;
+    for (int64_t t = 0; t < k->rows; t++) {
+        const int64_t row = k->source[t], before_t = k->row[row];
+        const bool alike = k->marks && before_t >= 0 && !memcmp(k->marks + t * k->n_marks, k->marks + before_t * k->n_marks, bytes);
+        k->row[row] = t;
+        for (int64_t c = 0; c < k->width; c++) {
+            const int64_t at = row * k->width + c, i = t * k->width + c;
+            const double sigma = sqrt(k->from[i]), before = alike || k->twin[i] == k->last[at] ? k->run[at] : 0;
+            k->last[at] = k->twin[i];
+            k->run[at] = before + sigma;
+            k->to[at] += k->run[at] * k->run[at] - before * before;
         }
+    }
 }
 
-static int packVariances(dkv_case *c, dkv_err *err) {
+static int packVariances(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
     const dkv_side *s = &c->kernel;
     const dualkv_problem *v = &c->packed.view, *w = &s->l->view;
     const dkv_outputs *twin = &c->rep_oracle.twin, *from = &c->rep_oracle.sigma2, *to = &c->oracle.sigma2;
-    int64_t k_width = (int64_t)v->hkv * v->dqk, v_width = (int64_t)v->hkv * v->dv;
+    const int64_t k_width = (int64_t)v->hkv * v->dqk, v_width = (int64_t)v->hkv * v->dv;
+    const bool shared = c->p->dlse && dkv_unitRoundoff(a->ds_format) <= a->unit; /* else dS is rounded, each for itself */
     size_t most = (size_t)(v->tk * (k_width > v_width ? k_width : v_width)) + 1;
     if (!v->grad || !twin->dk) return 0;
     double *last = malloc(2 * most * sizeof *last);
-    if (!last) return dkv_fail(err, DKV_EHARNESS, "out of memory for variances");
-    packVariance(s->k_source, w->tk, k_width, twin->dk, from->dk, v->tk, to->dk, last, last + most);
-    packVariance(s->k_source, w->tk, v_width, twin->dv, from->dv, v->tk, to->dv, last, last + most);
+    int64_t *row = malloc(((size_t)v->tk + 1) * sizeof *row);
+    if (last && row) {
+        const copied k = {s->k_source, w->tk, v->tk, k_width, v_width, twin->dk, from->dk, shared ? twin->dv : NULL,
+                          to->dk, last, last + most, row};
+        const copied of_v = {s->k_source, w->tk, v->tk, v_width, 0, twin->dv, from->dv, NULL, to->dv, last, last + most, row};
+        packVariance(&k);
+        packVariance(&of_v);
+    }
     free(last);
-    return 0;
+    free(row);
+    return last && row ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory for variances");
 }
 
 /* The oracle of a replicated kernel is that of the replicated problem, packed: gradients of copies are each
  * rounded, so their bounds (and variances) add. The truth is the packed one: that is the equivalence. */
-static int packOracle(dkv_case *c, dkv_err *err) {
+static int packOracle(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
     const dkv_side *s = &c->kernel;
     const dkv_outputs *from[3] = {&c->rep_oracle.bound, &c->rep_oracle.twin, &c->rep_oracle.sigma2};
     dkv_outputs *to[3] = {&c->oracle.bound, &c->oracle.twin, &c->oracle.sigma2};
@@ -207,7 +228,7 @@ static int packOracle(dkv_case *c, dkv_err *err) {
     for (int i = 0; i < 3 && !rc; i++)
         if (from[i]->o)
             rc = dkv_packOutputs(&c->packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, from[i], to[i], err);
-    if (!rc) rc = packVariances(c, err);
+    if (!rc) rc = packVariances(c, a, err);
     markUnclaimed(s->l, &c->rep_oracle, false);
     markUnclaimed(&c->packed, &c->oracle, false);
     memcpy(c->oracle.has_twin, c->rep_oracle.has_twin, sizeof c->oracle.has_twin);
@@ -340,7 +361,7 @@ int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_er
     }
     if (!rc && !device) rc = askCpu(c, &x, twin, err);
     if (!rc && both) rc = askToo(c, &x, twin, err);
-    if (!rc && dkv_isSpread(&c->kernel)) rc = packOracle(c, err);
+    if (!rc && dkv_isSpread(&c->kernel)) rc = packOracle(c, &x.a, err);
     use->by = both ? DKV_ORACLE_BOTH : device ? DKV_ORACLE_CUDA : DKV_ORACLE_CPU;
     use->seconds += dkv_now() - start;
     return rc;
@@ -355,7 +376,7 @@ int dkv_consultTwin(dkv_case *c, const dualkv_arithmetic *a, bool forward, dkv_e
     if (forward) in.d_o = NULL, in.d_lse = NULL;
     if (!rc)
         rc = dkv_oracleTwin(x.p, x.l, &in, &x.a, &ref, x.own->o, x.own->lse, spread ? &c->rep_oracle : &c->oracle, err);
-    return rc || !spread ? rc : packOracle(c, err);
+    return rc || !spread ? rc : packOracle(c, &x.a, err);
 }
 
 static int judgeAll(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
