@@ -155,6 +155,51 @@ static void test_walk_steps(void **state) {
             }
 }
 
+#define TERMS 65536
+#define SUMS  96
+/* Long chains in a tensor core's steps: what they lose on average, and how far each is off that where the order of terms is
+ * not declared. Random signs, in two orders: the loss is n x / 2 of the accumulator's own cut, and the bridge's variance is
+ * all that is left. Terms of one sign: the loss of all cuts, and no path to be off by. */
+static void test_lost_anyhow(void **state) {
+    (void)state;
+    static double x[TERMS];
+    const double one[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    dkv_problem p = {.dtype = DUALKV_FP16};
+    dualkv_arithmetic a = {.unit = 0x1p-24, .acc_unit = 0x1.4p-21, .acc_step = 16, .acc_truncates = 1, .acc_gain = 1.68 * 0x1p-24};
+    dkv_noise z;
+    uint64_t r = 21;
+    dkv_makeNoise(&p, &a, &z);
+    assert_true(fabs(z.cut - 0.75 / 4.75) < 1e-12);
+    for (int kind = 0; kind < 4; kind++) { /* random signs; the same, in four strands; in half as many; one sign */
+        const int64_t n = kind == 2 ? TERMS / 2 : TERMS;
+        double lost = 0, along = 0, expected = 0, squares = 0, off = 0, model = 0;
+        for (int e = 0; e < SUMS; e++) {
+            double acc = 0, sum = 0, size = 0, spread = 0, tile = 0;
+            for (int64_t i = 0; i < n; i++) {
+                const int64_t at = kind == 1 ? i % 4 * (n / 4) + i / 4 : i;
+                x[at] = dkv_roundTo(exp(normal(&r)), DUALKV_FP16) * dkv_roundTo(normal(&r), DUALKV_FP16);
+                if (kind == 3) x[at] = fabs(x[at]);
+                sum += x[at];
+                size += fabs(x[at]);
+                tile += x[at]; /* in the order of the walk, which is not the chain's */
+                if (i % 256 == 255) spread += tile * tile, tile = 0;
+            }
+            for (int64_t i = 0; i < n; i += 16) acc = dkv_twinStep(acc, x + i, one, 16);
+            const double loss = dkv_twinLossAnyhow(&z, 0, sum, (double)n, size), d = acc - sum + loss;
+            lost += (sum - acc) * sum;
+            along += loss * sum;
+            expected += loss * loss;
+            off += d * d;
+            squares += sum * sum;
+            model += dkv_twinPath(&z, 0, sum, (double)n, size, spread, 256 / (double)n);
+        }
+        if (kind < 3 && !(fabs(lost - along) < 0.5 * along && off / model > 0.6 && off / model < 1.6))
+            fail_msg("kind %d: loss %g of the expected, off by %g of the variance", kind, lost / along, off / model);
+        if (kind == 3 && !(fabs(lost / along - 1) < 0.08 && model < 1e-3 * expected))
+            fail_msg("one sign: loss %g of the expected, variance %g of it", lost / along, model / expected);
+    }
+}
+
 static void same(double x, double want, double tolerance, const char *what, int64_t n) {
     if (!(fabs(x - want) <= tolerance * fabs(want))) fail_msg("%s of %lld: %g, not %g", what, (long long)n, x, want);
 }
@@ -294,6 +339,33 @@ static void test_variants(void **state) {
                 fail_msg("%s, %s: rms z of %s is %.3f", cases[i].options, cases[i].dtype,
                          dkv_tensorName((dkv_tensor_id)id), z);
         }
+        closeTrial(&t);
+    }
+}
+
+/* Identical responses that differ in their dLSE: in fp32 their rows err alike in P and dP all the same. */
+static void test_shared_rows(void **state) {
+    (void)state;
+    for (int seed = 1; seed <= 3; seed++) {
+        char line[200];
+        trial t;
+        double sum = 0, twin = 0;
+        snprintf(line, sizeof line, "shape=37+100x3 heads=2:1 dim=16 dtype=fp32 dlse=on seed=%d", seed);
+        openTrial(&t, line, fillRandom);
+        for (int64_t at = 40; at < t.l.view.tq; at += 3) {
+            float *const all[] = {t.in.q, t.in.k, t.in.v, t.in.d_o};
+            for (int e = 0; e < 4; e++) {
+                const int64_t width = (e == 0 || e == 3 ? 2 : 1) * 16;
+                memcpy(all[e] + at * width, all[e] + 37 * width, sizeof(float) * (size_t)(3 * width));
+            }
+        }
+        runKernel(&t, "");
+        consult(&t, 1);
+        for (int64_t i = 0; i < 37 * 16; i++) {
+            sum += (t.got.dk[i] - t.o.twin.dk[i]) * (t.got.dk[i] - t.o.twin.dk[i]);
+            twin += t.o.sigma2.dk[i];
+        }
+        if (!(sum / twin > 0.2 && sum / twin < 2)) fail_msg("%s: residual %g of the variance of the prompt's dK", line, sum / twin);
         closeTrial(&t);
     }
 }
@@ -490,7 +562,7 @@ int main(void) {
         cmocka_unit_test(test_flip),     cmocka_unit_test(test_chains),    cmocka_unit_test(test_clean),
         cmocka_unit_test(test_walk),     cmocka_unit_test(test_walk_steps), cmocka_unit_test(test_variants),
         cmocka_unit_test(test_loops),    cmocka_unit_test(test_terms),      cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_ride),
+        cmocka_unit_test(test_ride),     cmocka_unit_test(test_lost_anyhow), cmocka_unit_test(test_shared_rows),
         cmocka_unit_test(test_faults),    cmocka_unit_test(test_declared),
         cmocka_unit_test(test_partials), cmocka_unit_test(test_isolation),
     };

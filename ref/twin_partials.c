@@ -74,7 +74,7 @@ static double addParts(const dkv_twin *t, const dkv_keySum *sum, int64_t at, dou
 /* The same where the sum is an output of its own. */
 static double storeParts(const dkv_twin *t, const dkv_keySum *sum, int64_t at, double *var) {
     const double x = addParts(t, sum, at, var);
-    *var = dkv_twinStored(x, *var, dkv_spacingAt(t->ulp_out, fabs(x)), t->a->out_format);
+    *var = dkv_twinStored(x, *var, dkv_spacingAt(t->u.ulp_out, fabs(x)), t->a->out_format);
     return x;
 }
 
