@@ -40,6 +40,7 @@ int dkv_checkArithmetic(const dualkv_arithmetic *a, dkv_err *err) {
         {"tanh_error", a->tanh_error, 0, FUNCTION_MAX},
         {"flushes", a->flushes, 0, 1},
         {"partial_of", a->partial_of, 0, 15},
+        {"ds_scaled", a->ds_scaled, 0, 1},
         {"row_block", (double)a->row_block, 0, 0x1p62},
         {"row_block2", (double)a->row_block2, a->row_from2 > 0, 0x1p62},
         {"row_from2", (double)a->row_from2, 0, 0x1p62},
@@ -67,7 +68,10 @@ double dkv_chainError(const dualkv_arithmetic *a, double n_products) {
     return dkv_stepsError(a, ceil(n_products / a->acc_step), 0, a->acc_fold);
 }
 
-typedef enum profile { FP32, FAST, TF32, FLASH, NORMALISED, DELTA, PARTIALS, DELTA_PARTIALS, COPIES, DELTA_COPIES, RUNNING, EAGER, N_PROFILES } profile;
+typedef enum profile {
+    FP32, FAST, TF32, FLASH, NORMALISED, DELTA, SCALED, PARTIALS, DELTA_PARTIALS, SCALED_PARTIALS, COPIES, DELTA_COPIES, RUNNING,
+    EAGER, N_PROFILES
+} profile;
 
 static const struct {
     const char *name, *words;
@@ -78,8 +82,10 @@ static const struct {
     {"flash", "16-bit P and dS, the rest fp32"},
     {"normalised", "flash with P divided by its sum before it is rounded"},
     {"delta", "flash with delta from O before its rounding"},
+    {"scaled", "flash with dS multiplied by the scale before it is rounded"},
     {"partials", "flash with 16-bit partial dK and dV of each query head"},
-    {"delta-partials", "both of these"},
+    {"delta-partials", "delta and partials"},
+    {"scaled-partials", "scaled and partials, as cuDNN"},
     {"copies", "partials, with the 16-bit dK and dV of each segment's rows summed thereafter"},
     {"delta-copies", "copies with delta from O before its rounding"},
     {"running", "flash, with running sums of dK, dV and dQ in 16 bit, rounded once a block, as PyTorch's on a CPU"},
@@ -121,6 +127,7 @@ const char *dkv_arithmeticProfile(int i, const dkv_problem *p, dualkv_arithmetic
     a->partial_format = k >= PARTIALS ? low : DUALKV_EXACT;
     if (k == COPIES || k == DELTA_COPIES) a->partial_of = DUALKV_PARTIAL_HEADS | DUALKV_PARTIAL_SEGMENTS;
     a->p_normalised = k == NORMALISED || k == EAGER;
+    a->ds_scaled = k == SCALED || k == SCALED_PARTIALS;
     a->delta_exact = k == DELTA || k == DELTA_PARTIALS || k == DELTA_COPIES;
     a->exp_error = a->log_error = 0x1p-22;           /* ex2.approx, lg2.approx: the PTX ISA's maximum */
     if (k == FAST) a->exp_error = 20 * 0x1p-24;
@@ -178,6 +185,7 @@ void dkv_describeArithmetic(const dualkv_arithmetic *a, char *out, size_t n) {
         if (a->ds_format >= 0) add(out, n, ", dS rounded to %s", formatName(a->ds_format), 0);
     }
     if (a->p_normalised) add(out, n, ", P normalised first%s", "", 0);
+    if (a->ds_scaled) add(out, n, ", dS scaled before it is rounded%s", "", 0);
     if (a->delta_exact) add(out, n, ", delta from unrounded O%s", "", 0);
     if (a->partial_format >= 0) describePartials(a, out, n);
     if (a->out_format >= 0) add(out, n, ", outputs in %s", formatName(a->out_format), 0);

@@ -35,11 +35,12 @@ void dkv_makeUnits(const dkv_problem *p, const dualkv_arithmetic *a, dkv_units *
     t->operand = (dkv_underflow(a->in_format) + (a->flushes ? t->w : 0)) / fmax(t->in, 0x1p-24);
     t->dp_round = dkv_unitRoundoff(a->s_format);
     t->p = operandError(p_format);
-    t->ds = operandError(ds_format);
+    t->ds = operandError(ds_format) + (a->ds_scaled ? t->u : 0);
     t->out = dkv_unitRoundoff(a->out_format);
     t->partial = dkv_unitRoundoff(a->partial_format);
     t->w_p = dkv_underflow(p_format);
     t->w_ds = dkv_underflow(ds_format) + 2 * t->w;
+    if (a->ds_scaled && p->scale != 0) t->w_ds = (t->w_ds + t->w) / fabs((double)p->scale) + 2 * t->w;
     t->w_out = dkv_underflow(a->out_format) + t->w;
     t->w_partial = dkv_underflow(a->partial_format);
     t->grad_ops = a->p_normalised ? 5 : 3;

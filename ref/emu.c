@@ -64,6 +64,7 @@ static int parseOption(dkv_emu *e, const char *word, char *err, size_t n) {
     if (!strncmp(word, "delta=", 6))
         return parseChoice(word, word + 6, "rounded", "exact", &e->delta_exact, err, n);
     if (!strncmp(word, "partials=", 9)) return parsePartials(word + 9, &e->partials, err, n);
+    if (!strncmp(word, "ds=", 3)) return parseChoice(word, word + 3, "plain", "scaled", &e->ds_scaled, err, n);
     if (!strncmp(word, "scores=", 7))
         return parseChoice(word, word + 7, "exact", "low", &e->low_scores, err, n);
     if (!strncmp(word, "in=", 3)) return parseChoice(word, word + 3, "exact", "tf32", &e->tf32, err, n);
@@ -74,7 +75,7 @@ static int parseOption(dkv_emu *e, const char *word, char *err, size_t n) {
     }
     snprintf(err, n,
              "emu: unknown option '%s' (bm=N, bn=N, acc=rn|tc, order=up|down, p=rounded|normalised|exact, "
-             "delta=rounded|exact, partials=exact|low|segments|rows, scores=exact|low, in=exact|tf32, undeclared, fault=ID)",
+             "delta=rounded|exact, ds=plain|scaled, partials=exact|low|segments|rows, scores=exact|low, in=exact|tf32, undeclared, fault=ID)",
              word);
     return -1;
 }
@@ -159,6 +160,7 @@ static void emuArithmetic(void *self, const dualkv_problem *p, dualkv_arithmetic
     a->out_format = p->dtype;
     a->p_normalised = e->p_normalised;
     a->delta_exact = e->delta_exact;
+    a->ds_scaled = e->ds_scaled;
     a->key_tile = e->bn;
     a->key_order = e->down;
     a->exp_error = DKV_EMU_EXP_ERROR;

@@ -18,6 +18,7 @@ typedef struct backward {
     float *sum_k, *sum_v; /* its gradients: [bn, ldq], [bn, ldv] */
     float *q, *d_o;       /* the query tile: [bm, ldq], [bm, ldv] */
     float *s, *ds, *cap;  /* [bm, ldk]: scores, then P; dP, then dS; tanh(s/softcap) */
+    float by;             /* what sums of dS K and dS^T Q are multiplied by: the scale, unless dS was */
     float *exact_o;       /* [tq, hq, dv]: O before its rounding, or NULL */
     /* As sum_k and sum_v: the running sum over a segment; its query heads' sums; those of all. NULL unless the options ask. */
     float *run_k, *run_v, *segment_k, *segment_v, *all_k, *all_v;
@@ -101,6 +102,7 @@ static void gradientRow(backward *b, const dkv_emuTile *t, int i) {
         for (int c = 0; c < n; c++) ds[c] *= 1.0f - th[c] * th[c];
     }
     dkv_emuRoundP(b->e, p, x, n);
+    for (int c = 0; c < n && b->e->ds_scaled; c++) ds[c] *= p->scale;
     dkv_emuRoundP(b->e, p, ds, n);
 }
 
@@ -119,7 +121,7 @@ static void addQueries(backward *b, const dkv_emuTile *t, int n, float *sum_q) {
     dkv_emuMultiply(
         &(dkv_emuProduct){b->e->tc, t->m, dqk, n, b->ds, b->ldk, 1, b->k, b->ldq, b->part_q, b->ldq});
     for (int i = 0; i < t->m; i++)
-        addRounded(b, sum_q + (int64_t)i * b->p->hq * b->ldq, b->part_q + (int64_t)i * b->ldq, dqk, b->p->scale);
+        addRounded(b, sum_q + (int64_t)i * b->p->hq * b->ldq, b->part_q + (int64_t)i * b->ldq, dqk, b->by);
 }
 
 static void backwardTile(backward *b, const dkv_emuTile *t) {
@@ -162,7 +164,7 @@ static int64_t valueSums(const backward *b) { return (int64_t)b->e->bn * b->ldv;
 
 /* A block of rows into the running sums. */
 static void takeRows(backward *b) {
-    addRounded(b, b->run_k, b->sum_k, keySums(b), b->p->scale);
+    addRounded(b, b->run_k, b->sum_k, keySums(b), b->by);
     addRounded(b, b->run_v, b->sum_v, valueSums(b), 1.0f);
 }
 
@@ -240,7 +242,7 @@ static void storeKeys(backward *b, int segment, int kvh, int64_t c0, int n) {
         to += (b->e->bn - p->segments[i].k_len % b->e->bn) % b->e->bn;
     for (int j = 0; j < n && to + j < p->tk; j++) {
         float *dk = b->sum_k + (int64_t)j * b->ldq, *dv = b->sum_v + (int64_t)j * b->ldv;
-        for (int c = 0; c < p->dqk && !b->e->partials; c++) dk[c] *= p->scale;
+        for (int c = 0; c < p->dqk && !b->e->partials; c++) dk[c] *= b->by;
         if (fault == F_X11) dkv_faultCut(p, dk, p->dqk), dkv_faultCut(p, dv, p->dv);
         dkv_emuStore(p, b->l->dk, kvh, to + j, p->dqk, dk);
         dkv_emuStore(p, b->l->dv, kvh, to + j, p->dv, dv);
@@ -258,7 +260,7 @@ static void addSums(float *to, float *x, int64_t n) {
 /* A query head's dK, scaled, and dV, rounded and added to the others' of the segment, or of all. */
 static void takeHead(backward *b) {
     const int64_t nk = keySums(b), nv = valueSums(b);
-    for (int64_t i = 0; i < nk; i++) b->sum_k[i] *= b->p->scale;
+    for (int64_t i = 0; i < nk; i++) b->sum_k[i] *= b->by;
     dkv_emuRound(b->sum_k, nk, b->p->dtype);
     dkv_emuRound(b->sum_v, nv, b->p->dtype);
     addSums(b->segment_k ? b->segment_k : b->all_k, b->sum_k, nk);
@@ -328,7 +330,7 @@ static void storeQueries(backward *b) {
     for (int64_t row = 0; row < (b->e->fault == F_I1 ? n - tail : n); row++)
         for (int h = 0; h < p->hq; h++) {
             float *dq = b->sum_q + (row * p->hq + h) * b->ldq;
-            for (int c = 0; c < p->dqk && !b->part_q && !(b->e->fault == F_Y7 && h == p->hq - 1); c++) dq[c] *= p->scale;
+            for (int c = 0; c < p->dqk && !b->part_q && !(b->e->fault == F_Y7 && h == p->hq - 1); c++) dq[c] *= b->by;
             if (b->e->fault == F_X11) dkv_faultCut(p, dq, p->dqk);
             dkv_emuStore(p, b->l->dq, h, row, p->dqk, dq);
         }
@@ -387,7 +389,8 @@ int dkv_emuBackward(dkv_emu *e, const dualkv_launch *l) {
                   .p = p,
                   .ldk = dkv_emuPad(e->bn),
                   .ldq = dkv_emuPad(p->dqk),
-                  .ldv = dkv_emuPad(p->dv)};
+                  .ldv = dkv_emuPad(p->dv),
+                  .by = e->ds_scaled ? 1.0f : p->scale};
     size_t bm = (size_t)e->bm, bn = (size_t)e->bn;
     int rc = -1;
     b.sum_q = l->workspace;

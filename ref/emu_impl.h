@@ -18,6 +18,7 @@ typedef struct dkv_emu {
     int p_exact;      /* P and dS kept in fp32 */
     int p_normalised; /* P divided by its sum before it is rounded */
     int delta_exact;  /* delta from O before its rounding */
+    int ds_scaled;    /* dS times the scale before it is rounded */
     int partials;     /* DUALKV_PARTIAL_*: of dK, dV; with _ROWS, running sums of dQ, too, after each key tile */
     int tf32;         /* fp32 operands, P and dS rounded to TF32 */
     int low_scores;   /* scores and dP rounded to 16 bit */

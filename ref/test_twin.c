@@ -320,6 +320,8 @@ static void test_variants(void **state) {
         {"p=exact,delta=exact", "fp16", 0},
         {"delta=exact,acc=tc", "bf16", 0},
         {"partials=low", "bf16", 0},
+        {"ds=scaled", "bf16", 0},
+        {"ds=scaled,acc=tc,partials=low", "fp16", 0},
         {"partials=segments", "bf16", 0.5},
         {"partials=segments,acc=tc", "fp16", 0.5},
         {"partials=rows", "bf16", 0.5},
@@ -330,7 +332,8 @@ static void test_variants(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char line[200];
         trial t;
-        snprintf(line, sizeof line, "shape=100+3x70 heads=4:2 dim=64 dtype=%s seed=2", cases[i].dtype);
+        snprintf(line, sizeof line, "shape=100+3x70 heads=4:2 dim=64 dtype=%s seed=2%s", cases[i].dtype,
+                 strncmp(cases[i].options, "ds=", 3) ? "" : " scale=0.1");
         runTrial(&t, line, cases[i].options, fillRandom);
         for (int id = 0; id < DKV_N_OUTPUTS; id++) {
             int64_t n;

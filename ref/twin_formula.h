@@ -240,7 +240,7 @@ static inline void dkv_makeUnits(const dkv_problem *p, const dualkv_arithmetic *
     u->scale_exact = frexp(p->scale, &e) == 0.5;
     u->scale = p->scale;
     u->softcap = p->softcap > 0 ? p->softcap : 0;
-    u->ds_by = a->ds_scaled ? u->scale : 1;
+    u->ds_by = a->ds_scaled && u->scale != 0 ? fabs(u->scale) : 1;
     u->ds_unit2 = a->ds_scaled && !u->scale_exact ? u->z.unit2 : 0;
 }
 

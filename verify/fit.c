@@ -198,7 +198,7 @@ static int listFormats(dualkv_dtype type, candidate *out) {
     int n = 0;
     for (int i = 0; (name = dkv_arithmeticProfile(i, &p, &a, NULL)); i++) {
         bool eager = a.s_format != DUALKV_EXACT;
-        if (a.delta_exact || (a.partial_format != DUALKV_EXACT && !eager) || (a.p_normalised && !eager)) continue;
+        if (a.delta_exact || a.ds_scaled || (a.partial_format != DUALKV_EXACT && !eager) || (a.p_normalised && !eager)) continue;
         for (int delta = 0; delta < (type == DUALKV_FP32 ? 1 : 2); delta++) {
             candidate *x = &out[n++];
             x->a = a;
@@ -228,6 +228,16 @@ static int listPartials(const candidate *from, dualkv_dtype type, candidate *out
         }
     }
     return n;
+}
+
+/* The same with dS as it is, and scaled before it is rounded. */
+static int listScaled(const candidate *from, candidate *out) {
+    const int name = (int)strcspn(from->words, "+");
+    if (dkv_unitRoundoff(from->a.ds_format) <= from->a.unit) return 0;
+    out[0] = out[1] = *from;
+    out[1].a.ds_scaled = 1;
+    snprintf(out[1].words, sizeof out[1].words, "%.*s+scaled%.60s", name, from->words, from->words + name);
+    return 2;
 }
 
 /* The same with both kinds of accumulation. */
@@ -272,7 +282,7 @@ static void accept(const probe *p, dkv_fit *out) {
 static int fitType(dkv_worker *w, dualkv_dtype type, const char *data_dir, dkv_fit *out, bool *declared, dkv_err *err) {
     int size = 0;
     candidate *all = malloc(sizeof *all * CANDIDATES);
-    probe p = {.all = all, .of_queries = true}, partials = {.all = all}, sums = {.all = all}, tiles = {.all = all};
+    probe p = {.all = all, .of_queries = true}, partials = {.all = all}, scaled = {.all = all}, sums = {.all = all}, tiles = {.all = all};
     const char *shape = "shape=70+2x40,20 seed=41";
     if (!all) return dkv_fail(err, DKV_EHARNESS, "out of memory for profiles");
     p.n = listFormats(type, all);
@@ -288,6 +298,13 @@ static int fitType(dkv_worker *w, dualkv_dtype type, const char *data_dir, dkv_f
     if (partials.n) {
         rc = runProbe(w, shape, type, data_dir, &size, &partials, err);
         p = partials;
+    }
+    if (rc) goto done;
+    scaled.n = listScaled(&p.best, all);
+    if (scaled.n && !p.of_queries) { /* a scale that is no power of two, which not every kernel takes */
+        int other = size;
+        rc = runProbe(w, "shape=70+2x40,20 scale=0.1 seed=44", type, data_dir, &other, &scaled, err);
+        if (!rc && scaled.best.a.ds_scaled) p = scaled;
     }
     if (rc) goto done;
     sums.n = listSums(&p.best, all);

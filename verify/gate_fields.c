@@ -41,6 +41,7 @@ static const struct {
     {"tanh_error", "error of tanh", NUMBER, NULL, NULL},
     {"flushes", "subnormals", CHOICE, "kept", "flushed"},
     {"partial_of", "partial sums of gradients", SUMS, NULL, NULL},
+    {"ds_scaled", "dS", CHOICE, "rounded before it is scaled", "scaled first"},
     {"row_block", "rows between roundings of dK and dV", COUNT, "not by rows", NULL},
     {"row_block2", "rows between them in long sequences", COUNT, "the same", NULL},
     {"row_from2", "long sequences, from so many rows on", COUNT, "none", NULL},

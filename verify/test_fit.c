@@ -66,7 +66,7 @@ static void words(void **state) {
     assert_int_equal(dkv_checkArithmeticWord("auto", &err), 0);
     assert_int_equal(dkv_checkArithmeticWord("tf32", &err), 0);
     assert_int_equal(dkv_checkArithmeticWord("fp16", &err), DKV_EUSER);
-    assert_non_null(strstr(err.text, "auto, fp32, fast, tf32, flash, normalised, delta, partials, delta-partials, copies, delta-copies, running, eager"));
+    assert_non_null(strstr(err.text, "auto, fp32, fast, tf32, flash, normalised, delta, scaled, partials, delta-partials, scaled-partials, copies, delta-copies, running, eager"));
 }
 
 int main(int argc, char **argv) {

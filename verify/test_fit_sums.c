@@ -5,6 +5,8 @@ static const variant variants[] = {
     {"+delta=exact", DUALKV_BF16, "flash+delta, key tile 64"},
     {"+delta=exact+acc=tc+bn=32", DUALKV_FP16, "flash+delta on tensor cores, key tile 32"},
     {"+partials=low", DUALKV_BF16, "flash+partials, key tile 64"},
+    {"+ds=scaled+partials=low+acc=tc+bn=128", DUALKV_BF16, "flash+scaled+partials on tensor cores, key tile 128"},
+    {"+ds=scaled", DUALKV_FP16, "flash+scaled, key tile 64"},
     {"+partials=low+acc=tc", DUALKV_FP16, "flash+partials on tensor cores, key tile 64"},
     {"+partials=segments", DUALKV_BF16, "flash+copies, key tile 64"},
     {"+partials=segments+acc=tc+bn=32", DUALKV_FP16, "flash+copies on tensor cores, key tile 32"},
