@@ -319,7 +319,7 @@ static void test_arithmetic(void **state) {
         assert_true(now[DKV_O] >= before[DKV_O] && now[DKV_DQ] >= before[DKV_DQ] &&
                     now[DKV_DV] >= before[DKV_DV]);
     }
-    assert_int_equal(i, 10);
+    assert_int_equal(i, 12);
     dkv_describeArithmetic(&c.a, words, 10); /* cut, not overrun */
     assert_true(strlen(words) == 9);
     const dualkv_arithmetic good = c.a;
@@ -334,6 +334,7 @@ static void test_arithmetic(void **state) {
     REFUSED(unit = NAN);
     REFUSED(acc_unit = 0.1);
     REFUSED(acc_step = 0);
+    REFUSED(ds_scaled = 2);
     REFUSED(acc_gain = 1);
     REFUSED(acc_fold = -1);
     REFUSED(p_format = 9);
