@@ -108,6 +108,9 @@ static double readPeak(void) {
 /* What is counted is what is taken: no less, and not three times more. */
 static void memory_is_what_was_counted(void **state) {
     (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* it holds back what was freed, and has memory of its own */
+#endif
     const char *line = "shape=2048+28x64 heads=2:1 dim=128 mask=window:8";
     dkv_result *r = malloc(sizeof *r);
     dkv_problem p;
