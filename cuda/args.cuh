@@ -20,7 +20,6 @@ typedef struct dkv_args {
     int64_t q_row, q_head, k_row, k_head, v_row, v_head, o_row, o_head, do_row, do_head;
     int64_t dq_row, dq_head, dk_row, dk_head, dv_row, dv_head, lse_head, lse_row, dlse_head, dlse_row;
     float scale2, scale2_rest; /* scale log2 e, split by dkv_fineFactor */
-    float lse2, lse2_rest;     /* scale2 / scale, split: takes LSE to base 2 by the factor that takes scores there */
     int vec; /* all pointers, strides and head dims allow 16-byte accesses */
     /* workspace of backward, fp32 */
     float *delta;         /* [hq, tq] */

@@ -186,13 +186,14 @@ static __device__ __forceinline__ void add4(const dkv_args &a, float *p, const f
 #endif
 }
 
-/* What P's exponent takes off: plain scores go to base 2 in one step, LSE by the same factor, roundings and all. */
-template <bool PLAIN> static __device__ __forceinline__ float row_lse(const dkv_args &a, float lse) {
-    return PLAIN ? dkv_fineTimes(lse, a.lse2, a.lse2_rest) : lse;
+/* P of a plain score. LSE is taken off before base 2: rounded there it would be one error, in proportion to LSE, of the
+ * whole row's P. What is left is small where P is not, and so is what fl(log2 e) does to it. */
+static __device__ __forceinline__ float plain_weight(const dkv_args &a, float s, float lse) {
+    return exp2_flushed(fmaf(s, a.p.scale, -lse) * DKV_LOG2E);
 }
 
 /* P and dS of one 16-row by 8 NT piece a warp: s raw products in, P out; dp in, dS (by the natural score of q.k,
- * without scale) out. lse: as row_lse has it. seen: bit (2 i + h) * 2 NT + 2 j + e. */
+ * without scale) out. seen: bit (2 i + h) * 2 NT + 2 j + e. */
 template <int MT, int NT, bool PLAIN>
 static __device__ __forceinline__ void score_gradient(const dkv_args &a, float s[MT][NT][4], float dp[MT][NT][4],
                                                       const float lse[MT][2], const float delta[MT][2], float slope,
@@ -205,13 +206,12 @@ static __device__ __forceinline__ void score_gradient(const dkv_args &a, float s
             for (int e = 0; e < 4; e++) {
                 int h = e / 2;
                 float chain = 1.f, p;
-                if (PLAIN) {
-                    p = fmaf(s[i][j][e], a.scale2, -lse[i][h]);
-                } else {
-                    p = dkv_score(a, s[i][j][e], slope, ahead + 16 * i + 8 * h - 8 * j - e % 2, &chain) - lse[i][h];
-                    p = dkv_fineTimes(p, DKV_LOG2E, DKV_LOG2E_REST);
-                }
-                p = exp2_flushed(p);
+                if (PLAIN)
+                    p = plain_weight(a, s[i][j][e], lse[i][h]);
+                else
+                    p = exp2_flushed(DKV_LOG2E * (dkv_score(a, s[i][j][e], slope,
+                                                            ahead + 16 * i + 8 * h - 8 * j - e % 2, &chain) -
+                                                  lse[i][h]));
                 float g = p * (dp[i][j][e] - delta[i][h]);
                 if (!PLAIN) g *= chain;
                 if (vis == 2 && !(seen >> ((2 * i + h) * 2 * NT + 2 * j + e % 2) & 1)) p = g = 0.f;
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
                 tile_mma_at<T, 2, SNT, D, 0, 0, D, D, true>(s, a_q + stage * ROWS, b_k);
             }
 #pragma unroll
-            for (int i = 0; i < 4; i++) lse[i / 2][i % 2] = row_lse<PLAIN>(a, lse_at[8 * i]);
+            for (int i = 0; i < 4; i++) lse[i / 2][i % 2] = lse_at[8 * i];
             if (PLAIN && vis == 1) {
                 /* exponentials between the products of dP */
                 uint32_t a_do = a_q + DO + stage * ROWS;
@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
                         int i = n / SNT, j = n % SNT;
 #pragma unroll
                         for (int e = 0; e < 4; e++)
-                            s[i][j][e] = exp2_flushed(fmaf(s[i][j][e], a.scale2, -lse[i][e / 2]));
+                            s[i][j][e] = plain_weight(a, s[i][j][e], lse[i][e / 2]);
                         store_piece<T, BN>(at_p, s[i][j], i, j);
                     }
                 });
@@ -452,7 +452,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     for (int h = 0; h < 2; h++) {
         int64_t r = r0 + m0 + lane / 4 + 8 * h;
         bool ok = r < r1;
-        lse[0][h] = ok ? row_lse<PLAIN>(a, a.lse[head * a.lse_head + (s.q_start + r) * a.lse_row]) : 0.f;
+        lse[0][h] = ok ? a.lse[head * a.lse_head + (s.q_start + r) * a.lse_row] : 0.f;
         delta[0][h] = ok ? a.delta[head * a.p.tq + s.q_start + r] : 0.f;
     }
 #pragma unroll

@@ -179,7 +179,6 @@ static void make_args(const instance *self, const dualkv_launch *l, int backward
     GIVE_FAULT(self, a);
     a->p.scale = PLANT(*a, X6, dkv_faultBf16(a->p.scale), a->p.scale);
     dkv_fineFactor(a->p.scale * DKV_LOG2E_EXACT, &a->scale2, &a->scale2_rest);
-    dkv_fineFactor(a->p.scale != 0.f ? (double)a->scale2 / a->p.scale : DKV_LOG2E_EXACT, &a->lse2, &a->lse2_rest);
     a->p.segments = l->device_segments;
     a->p.ranges = l->device_ranges;
     a->slopes = a->p.alibi_slopes = l->device_alibi_slopes;
