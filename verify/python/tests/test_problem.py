@@ -12,7 +12,7 @@ import numpy as np
 import dualkv
 import dualkv.problem
 from dualkv import _lib
-from dualkv.conventions import flex_mask
+from dualkv.conventions import BATCH_ROWS, _batches, flex_mask
 from dualkv.view import View
 
 LINES = [
@@ -86,6 +86,15 @@ class Problems(unittest.TestCase):
             if all(s.depth < 2 for s in v.segments):
                 q, k = np.arange(p.tq)[:, None], np.arange(p.tk)[None, :]
                 np.testing.assert_array_equal(flex_mask(v, np.asarray)(0, 0, q, k), p.mask_array(), line)
+
+    def test_long_sequences_go_in_several_calls(self):
+        for line, calls in (("shape=4096+28x2048", 2), ("shape=32768+28x2048", 5), ("shape=300000+2x1", 3), ("shape=4+5x3", 2)):
+            v = View(dualkv.Problem(line).view("replicated"))
+            batches = _batches(v)
+            self.assertEqual(sorted(s.index for b in batches for s in b), list(range(len(v.segments))), line)
+            self.assertEqual(len(batches), calls, line)
+            for b in batches:
+                self.assertTrue(len(b) == 1 or len(b) * b[0].k_len <= BATCH_ROWS, line)
 
     def test_replicated_rows_see_what_packed_rows_see(self):
         for line in LINES:
