@@ -15,7 +15,7 @@ mkdir -p "$OUT" || exit 2
 touch "$OUT/shrunk.jsonl"
 
 # Plain; with trees, context limits and an empty response; a prompt of keys alone; a tile's edges.
-export SHAPES='260+6x50,3x31 260+5x50@200,0,2x(31+2x20) 260k+6x50@200,3x31 256+6x64,1,128 256/260+6x50'
+export SHAPES='260+6x50,3x31 260+5x50@200,0,2x(31+2x20) 260k+6x50@200,3x31 256+6x64,1,128 256/260+6x50 220+20x9'
 lines() { # LINE as it was found: large lines with its features, the likeliest first
     local words heads shape rest
     words=$(tr ' ' '\n' <<<"$1" | grep -v '^shape=\|^heads=' | tr '\n' ' ')

@@ -84,7 +84,8 @@ typedef struct dkv_row_chains {
     double *last;                                  /* slot in which the row last saw a key */
     double *tile_max;                              /* [slots, m] */
 } dkv_row_chains;
-int dkv_openRowChains(const dualkv_arithmetic *a, int64_t max_m, dkv_row_chains *c, dkv_err *err);
+/* keys: the most that a row may see. */
+int dkv_openRowChains(const dualkv_arithmetic *a, int64_t max_m, int64_t keys, dkv_row_chains *c, dkv_err *err);
 void dkv_closeRowChains(dkv_row_chains *c);
 void dkv_startRowChains(dkv_row_chains *c, int64_t m);
 /* s, sigma [m, n]; offset: of the tile's first key in its range. */

@@ -62,10 +62,10 @@ int dkv_countKeyChains(const dkv_head *h, int32_t step, dkv_key_chains *c, dkv_e
     return rc;
 }
 
-int dkv_openRowChains(const dualkv_arithmetic *a, int64_t max_m, dkv_row_chains *c, dkv_err *err) {
+int dkv_openRowChains(const dualkv_arithmetic *a, int64_t max_m, int64_t keys, dkv_row_chains *c, dkv_err *err) {
     memset(c, 0, sizeof *c);
     c->a = a;
-    c->capacity = a->key_tile > 0 ? TILE_MAX_ROOM : 0;
+    c->capacity = a->key_tile <= 0 ? 0 : keys < TILE_MAX_ROOM / max_m ? (keys + 1) * max_m : TILE_MAX_ROOM;
     c->n = malloc(sizeof(double) * (size_t)(7 * max_m));
     if (c->capacity) c->tile_max = malloc(sizeof(double) * (size_t)c->capacity);
     if (!c->n || (c->capacity && !c->tile_max)) {

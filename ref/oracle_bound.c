@@ -52,7 +52,8 @@ typedef struct lane { /* one thread's */
     dkv_truth truth;
     dkv_rider *rider; /* NULL: none */
     dkv_row_chains rows;
-    double *kept; /* [2, KEEP_PAIRS] */
+    double *kept; /* [2, keep] */
+    int64_t keep; /* pairs of the largest block, at most KEEP_PAIRS */
     int64_t used;
     double *s, *sigma, *dp, *wq, *wk, *wv; /* [m, tile] */
     double *p, *ds, *cap;                 /* [m, tile]: the truth's backward; cap: NULL without softcap */
@@ -190,8 +191,8 @@ static double distanceOf(const lane *t, const dkv_tile *tile, int64_t i) {
 static pairs tilePairs(lane *t, const dkv_tile *tile, bool first, int64_t *at) {
     const int64_t n = tile->n, size = t->at.b.m * n;
     const int d = t->w->p->dqk;
-    const bool fits = *at + size <= KEEP_PAIRS;
-    pairs x = {fits ? t->kept + *at : t->s, fits ? t->kept + KEEP_PAIRS + *at : t->sigma};
+    const bool fits = *at + size <= t->keep;
+    pairs x = {fits ? t->kept + *at : t->s, fits ? t->kept + t->keep + *at : t->sigma};
     if (fits) *at += size;
     if (fits && !first) return x;
     if (t->w->fp32) magnitudes32(tile->k, n * d, t->w->units.operand, t->kf);
@@ -477,10 +478,11 @@ static int openLane(work *w, lane *t, dkv_mutant mutant, dkv_err *err) {
     int rc = dkv_openLane(&w->lanes, &t->at, w->p, w->l, w->in, err);
     t->at.h.mutant = mutant;
     if (!rc) rc = dkv_openTruth(&t->at.h, &t->at.b, w->in, &w->out->truth, w->in->d_o != NULL, &t->truth, err);
-    if (!rc) rc = dkv_openRowChains(w->units.a, t->at.h.max_m, &t->rows, err);
+    if (!rc) rc = dkv_openRowChains(w->units.a, t->at.h.max_m, w->l->view.tk, &t->rows, err);
     if (rc) return rc;
     const int64_t m = t->at.h.max_m, big = max64(m, k);
-    t->kept = malloc(sizeof(double) * (size_t)(2 * KEEP_PAIRS));
+    t->keep = w->l->view.tk < KEEP_PAIRS / m ? w->l->view.tk * m : KEEP_PAIRS;
+    t->kept = malloc(sizeof(double) * (size_t)(2 * t->keep));
     t->s = malloc(sizeof(double) * (size_t)(9 * m * k));
     t->a = malloc(sizeof(double) * (size_t)((2 * big + k) * d));
     t->qf = malloc(sizeof(float) * (size_t)(m * (dqk + dv) + k * (dqk + dv) + m * k + big * max64(d, k)));
