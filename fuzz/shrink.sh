@@ -24,7 +24,7 @@ lines() { # LINE as it was found: large lines with its features, the likeliest f
     *:1 | '') heads='8:1 8:2' ;;
     *) [ "${heads%:*}" = "${heads#*:}" ] && heads='8:8 8:2' || heads='8:2 8:1' ;;
     esac
-    for rest in "$words" "$(tr ' ' '\n' <<<"$words" | grep -v '^fill=\|^seed=\|^layout=' | tr '\n' ' ')" "dim=17"; do
+    for rest in "$words" "$(tr ' ' '\n' <<<"$words" | grep -v '^fill=\|^seed=\|^layout=' | tr '\n' ' ')" "dim=64 scale=2 fill=outlier" "dim=17"; do
         for shape in $SHAPES; do
             for h in $heads; do echo "shape=$shape heads=$h ${rest% }"; done
         done

@@ -10,7 +10,10 @@
 
 static void ci_gives_a_certificate(void **state) {
     (void)state;
-    mustSay(0, "$B/dualkv check ci --kernel emu --quiet --json $D/ci.jsonl", "");
+    if (getenv("DUALKV_RECORDS")) /* `make verify` has just run it, and more */
+        mustSay(0, "head -n $(grep -c '^[^#]' $DUALKV_DATA/suites/ci.txt) $DUALKV_RECORDS >$D/ci.jsonl", "");
+    else
+        mustSay(0, "$B/dualkv check ci --kernel emu --quiet --json $D/ci.jsonl", "");
     char kinds[60];
     snprintf(kinds, sizeof kinds, "%d kinds of mask and dtype", 3 * DUALKV_BIDIR); /* every mask but the last */
     mustSay(0, "$B/dualkv certificate $D/ci.jsonl --out $D/c.json", kinds);
