@@ -278,7 +278,7 @@ static void everything_can_be_listed(void **state) {
         mustExit(0, words);
         assert_true(countLines(output) >= 4);
     }
-    assert_int_equal(countLines(output), 13);
+    assert_int_equal(countLines(output), 15);
     assert_non_null(strstr(output, "\ndelta-copies "));
     mustExit(0, "list suites");
     mustExit(0, "help --all");
