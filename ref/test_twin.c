@@ -560,6 +560,30 @@ static void test_isolation(void **state) {
     closeTrial(&clean);
 }
 
+/* A row whose LSE is no number says nothing of the keys that it does not see. */
+static void test_unseen_keys(void **state) {
+    (void)state;
+    const char *lines[] = {"shape=30+2x20 heads=1:1 dim=8", "shape=30+2x20 heads=1:1 dim=8 dtype=fp32 softcap=5"};
+    const double left[] = {NAN, INFINITY};
+    for (int e = 0; e < 4; e++) {
+        trial t, clean;
+        runTrial(&clean, lines[e / 2], "", fillRandom);
+        openTrial(&t, lines[e / 2], fillRandom);
+        memcpy(t.got.o, clean.got.o, sizeof(double) * 70 * 8);
+        memcpy(t.got.lse, clean.got.lse, sizeof(double) * 70);
+        t.got.lse[60] = left[e % 2]; /* of the second response, in its middle */
+        t.a = clean.a;
+        consult(&t, 1);
+        for (int i = 61 * 8; i < 70 * 8; i++) {
+            assert_true(fabs(t.o.twin.dk[i] - clean.o.twin.dk[i]) < 1e-12);
+            assert_true(fabs(t.o.twin.dv[i] - clean.o.twin.dv[i]) < 1e-12);
+            assert_true(isfinite(t.o.sigma2.dk[i]) && isfinite(t.o.sigma2.dv[i]));
+        }
+        closeTrial(&t);
+        closeTrial(&clean);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flip),     cmocka_unit_test(test_chains),    cmocka_unit_test(test_clean),
@@ -567,7 +591,7 @@ int main(void) {
         cmocka_unit_test(test_loops),    cmocka_unit_test(test_terms),      cmocka_unit_test(test_threads),
         cmocka_unit_test(test_ride),     cmocka_unit_test(test_lost_anyhow), cmocka_unit_test(test_shared_rows),
         cmocka_unit_test(test_faults),    cmocka_unit_test(test_declared),
-        cmocka_unit_test(test_partials), cmocka_unit_test(test_isolation),
+        cmocka_unit_test(test_partials), cmocka_unit_test(test_isolation), cmocka_unit_test(test_unseen_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -92,11 +92,12 @@ static inline __attribute__((always_inline)) void pairVariancesOf(const dkv_twin
         const dkv_twin_pair x =
             dkv_formulaTwinPair(&u, &row, sees ? s[j] : row.lse, sees ? in_p[j] : 0, sees ? dp[j] : row.delta,
                                 capped && sees ? cap[j] : 0, vs[j], sees ? vd[j] : 0);
-        w_p[j] = (float)(x.w_p * over[j]);
-        w_ds[j] = (float)(x.w_ds * over[j] * more2);
-        w_row[j] = (float)(x.w_row * over_row);
-        dp[j] = x.ds;
-        s[j] = x.p;
+        /* 0 by name: a row's LSE or delta may be no number, and 0 times it none either */
+        w_p[j] = sees ? (float)(x.w_p * over[j]) : 0;
+        w_ds[j] = sees ? (float)(x.w_ds * over[j] * more2) : 0;
+        w_row[j] = sees ? (float)(x.w_row * over_row) : 0;
+        dp[j] = sees ? x.ds : 0;
+        s[j] = sees ? x.p : 0;
     }
 }
 
