@@ -24,6 +24,8 @@ typedef enum dkv_mutant {
     DKV_MUTANT_SIBLING, DKV_MUTANT_FIRST, DKV_MUTANT_AHEAD, DKV_MUTANT_N
 } dkv_mutant;
 
+#define DKV_MUTANT_SCALE_BY 0.01 /* DKV_MUTANT_SCALE: the softmax scale is so much too large */
+
 typedef struct dkv_ref_options {
     int threads;       /* 0: as many as cores */
     dkv_mutant mutant;

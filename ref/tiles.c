@@ -246,7 +246,7 @@ void dkv_tileScores(const dkv_head *h, const dkv_block *b, const dkv_tile *t, do
     const dkv_problem *p = h->p;
     uint8_t sees[DKV_TILE_KEYS];
     int masks = t->vis == 2 || h->mutant == DKV_MUTANT_MASK || h->mutant == DKV_MUTANT_FIRST;
-    double scale = h->mutant == DKV_MUTANT_SCALE ? h->scale * 1.01 : h->scale;
+    double scale = h->mutant == DKV_MUTANT_SCALE ? h->scale * (1 + DKV_MUTANT_SCALE_BY) : h->scale;
     cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)b->m, (int)t->n, p->dqk, scale, b->q, p->dqk,
                 t->k, p->dqk, 0.0, s, (int)t->n);
     if (!masks && !p->alibi && !(p->softcap > 0)) return;

@@ -89,10 +89,8 @@ static inline __attribute__((always_inline)) void pairVariancesOf(const dkv_twin
 #pragma GCC ivdep
     for (int64_t j = 0; j < n; j++) {
         const bool sees = s[j] > -DBL_MAX;
-        const dkv_twin_pair x =
-            dkv_formulaTwinPair(&u, &row, sees ? s[j] : row.lse, sees ? in_p[j] : 0, sees ? dp[j] : row.delta,
-                                capped && sees ? cap[j] : 0, vs[j], sees ? vd[j] : 0);
-        /* 0 by name: a row's LSE or delta may be no number, and 0 times it none either */
+        const dkv_twin_pair x = dkv_formulaTwinPair(&u, &row, s[j], in_p[j], dp[j], capped ? cap[j] : 0, vs[j], vd[j]);
+        /* 0 by name: of what is not seen, or a row's LSE and delta, any may be no number */
         w_p[j] = sees ? (float)(x.w_p * over[j]) : 0;
         w_ds[j] = sees ? (float)(x.w_ds * over[j] * more2) : 0;
         w_row[j] = sees ? (float)(x.w_row * over_row) : 0;

@@ -123,6 +123,13 @@ void dkv_gatherOutputs(const dkv_arena *a, dualkv_dtype t, int backward, const d
  * first. */
 int64_t dkv_countPoison(const dkv_arena *a, dkv_tensor_id id, int64_t *first);
 
+/* A witness of which bits came out, a word at a time (the finaliser of splitmix64): no shield against malice. */
+static inline uint64_t dkv_mixBits(uint64_t h, uint64_t word) {
+    h = (h ^ word) + 0x9E3779B97F4A7C15ull;
+    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9ull;
+    h = (h ^ h >> 27) * 0x94D049BB133111EBull;
+    return h ^ h >> 31;
+}
 /* Outputs of a launch over expanded inputs, packed: O and LSE from each row that is its own, gradients summed over copies
  * in order of rows. *bits: of all outputs as they are, copies too. */
 int dkv_sumOutputs(const dkv_arena *a, dualkv_dtype t, int backward, const dkv_layout *packed, const dkv_outputs *out,

@@ -107,13 +107,6 @@ typedef struct bits_loop {
     uint64_t span[DKV_SPANS];
 } bits_loop;
 
-static uint64_t mix(uint64_t h, uint64_t word) { /* splitmix64's finaliser */
-    h = (h ^ word) + 0x9E3779B97F4A7C15ull;
-    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9ull;
-    h = (h ^ h >> 27) * 0x94D049BB133111EBull;
-    return h ^ h >> 31;
-}
-
 static void bitsSpan(int64_t first, int64_t end, int span, void *arg) {
     bits_loop *l = arg;
     const dkv_view *w = l->w;
@@ -123,10 +116,10 @@ static void bitsSpan(int64_t first, int64_t end, int span, void *arg) {
         for (int64_t k = 0; k < w->heads; k++) {
             const uint8_t *x = dkv_elementRow(w, l->base, t, k);
             int64_t i = 0;
-            for (; i + 8 <= bytes; i += 8) h = mix(h, (memcpy(&word, x + i, 8), word));
+            for (; i + 8 <= bytes; i += 8) h = dkv_mixBits(h, (memcpy(&word, x + i, 8), word));
             word = 0;
             memcpy(&word, x + i, (size_t)(bytes - i));
-            h = mix(h, word);
+            h = dkv_mixBits(h, word);
         }
     l->span[span] = h;
 }
@@ -135,7 +128,7 @@ static void addBits(const dkv_arena *a, dkv_slot s, uint64_t *bits) {
     bits_loop l = {.w = &a->plan.view[s], .base = a->base};
     if (!l.w->present) return;
     dkv_eachSpan(l.w->rows, (double)l.w->rows * (double)(l.w->heads * l.w->dim), bitsSpan, &l);
-    for (int i = 0; i < DKV_SPANS; i++) *bits = mix(*bits, l.span[i]);
+    for (int i = 0; i < DKV_SPANS; i++) *bits = dkv_mixBits(*bits, l.span[i]);
 }
 
 int dkv_sumOutputs(const dkv_arena *a, dualkv_dtype t, int backward, const dkv_layout *packed, const dkv_outputs *out,

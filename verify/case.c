@@ -454,7 +454,7 @@ static int judgeUndeclared(dkv_case *c, dkv_err *err) {
     return rc;
 }
 
-/* Which bits came out: 64-bit words mixed by the finaliser of splitmix64. No shield against malice: a witness of change. */
+/* Which bits came out. */
 static void nameBits(const dkv_case *c, char out[17]) {
     const dkv_outputs *got = &c->run[c->judged_run].out;
     int64_t n[DKV_N_OUTPUTS];
@@ -466,10 +466,7 @@ static void nameBits(const dkv_case *c, char out[17]) {
         for (int64_t i = -1; i < n[id]; i++) {
             word = (uint64_t)id + 1; /* a tensor begins with its number */
             if (i >= 0) memcpy(&word, &x[i], sizeof word);
-            h = (h ^ word) + 0x9E3779B97F4A7C15ull;
-            h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9ull;
-            h = (h ^ h >> 27) * 0x94D049BB133111EBull;
-            h ^= h >> 31;
+            h = dkv_mixBits(h, word);
         }
     }
     snprintf(out, 17, "%016llx", (unsigned long long)h);

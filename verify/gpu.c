@@ -357,19 +357,11 @@ static void makeDeviceLaunch(const dkv_gpu *g, const dualkv_problem *v, int back
 /* ---- there and back ---- */
 
 /* Between the arena's file and memory, without a mapping whose pages would come one by one. */
-static int readFile(int fd, void *to, int64_t bytes) {
-    for (int64_t at = 0; at < bytes;) {
-        ssize_t n = pread(fd, (uint8_t *)to + at, (size_t)(bytes - at), at);
-        if (n <= 0) return 1;
-        at += n;
-    }
-    return 0;
-}
-
-static int writeFile(int fd, const void *from, int64_t at, int64_t end) {
+static int moveBytes(int fd, bool write, uint8_t *memory, int64_t at, int64_t end) {
     while (at < end) {
-        ssize_t n = pwrite(fd, (const uint8_t *)from + at, (size_t)(end - at), at);
+        ssize_t n = write ? pwrite(fd, memory, (size_t)(end - at), at) : pread(fd, memory, (size_t)(end - at), at);
         if (n <= 0) return 1;
+        memory += n;
         at += n;
     }
     return 0;
@@ -384,12 +376,7 @@ typedef struct pipe_loop {
 
 static void pipeSpan(int64_t first, int64_t end, int span, void *arg) {
     pipe_loop *l = arg;
-    while (first < end) {
-        ssize_t n = l->out ? pwrite(l->fd, l->pipe + first, (size_t)(end - first), l->at + first)
-                           : pread(l->fd, l->pipe + first, (size_t)(end - first), l->at + first);
-        if (n <= 0) l->failed[span] = true;
-        first += n <= 0 ? end - first : n;
-    }
+    l->failed[span] = moveBytes(l->fd, l->out, l->pipe + first, l->at + first, l->at + end);
 }
 
 static int movePipe(const dkv_gpu *g, int fd, int64_t at, int64_t bytes, bool out) {
@@ -432,7 +419,7 @@ static int sendArena(dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
     if (!g->image) return 0;
     const region *r = &g->region[0];
     int64_t n = r->bytes;
-    if (readFile(c->fd, g->host, n)) return 1;
+    if (moveBytes(c->fd, false, g->host, 0, n)) return 1;
     if (!staged && g->used > n) {
         memset((uint8_t *)g->host + n, 0xFF, (size_t)(g->used - n));
         n = g->used;
@@ -476,7 +463,7 @@ static int fetchImage(const dkv_gpu *g, int fd, bool staged) {
     const bool work = last->role == DKV_ROLE_WORK;
     const int64_t size = g->plan.size, first = work ? last->offset : size, second = work ? first + last->bytes : size;
     if (queuePiece(g, 0, first, staged) || queuePiece(g, second, size, staged) || g->ops->syncStream(g->stream)) return 1;
-    return writeFile(fd, g->host, 0, first) || writeFile(fd, g->host, second, size);
+    return moveBytes(fd, true, g->host, 0, first) || moveBytes(fd, true, (uint8_t *)g->host + second, second, size);
 }
 
 static int fetchArena(const dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {

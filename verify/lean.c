@@ -7,12 +7,10 @@
 
 #include "../ref/dtype.h"
 #include "../ref/partials.h"
+#include "../ref/reference.h"
+#include "../ref/twin_formula.h"
 #include "case.h"
 #include "vectors.h"
-
-#define ROUND_VAR  0.1803 /* of one rounding, in squared unit roundoffs (TOLERANCE-TWIN.md) */
-#define CUT_LOSS   0.7213 /* of cutting a number, in unit roundoffs: E[1/m] over log-uniform mantissas */
-#define SCALE_STEP 0.01   /* DKV_MUTANT_SCALE */
 
 typedef struct vector {
     int64_t at;
@@ -112,7 +110,7 @@ static void fitPart(const line *l, int which, double bits, part *out) {
     out->tested = true;
     out->chance = sqrt(2 * bits * error) / weight * eff / (eff - 2 * bits);
     /* Something that belongs to a query row, rounded once: in all keys alike. */
-    if (l->s.keys) out->chance += dkv_unitRoundoff(l->format) * sqrt(2 * bits * ROUND_VAR / l->distinct);
+    if (l->s.keys) out->chance += dkv_unitRoundoff(l->format) * sqrt(2 * bits * DKV_ROUND_VAR / l->distinct);
 }
 
 /* Slope of errors of one sign, so large a share f of |y|, at full coherence. */
@@ -196,7 +194,7 @@ static int makeDirection(search *f, dkv_way way, dkv_err *err) {
                            : way == DKV_WAY_DELTA ? DKV_MUTANT_DELTA : DKV_MUTANT_NONE};
     dkv_inputs in = c->in;
     int64_t n[DKV_N_OUTPUTS];
-    const double step = way == DKV_WAY_SCALE ? SCALE_STEP : -1;
+    const double step = way == DKV_WAY_SCALE ? DKV_MUTANT_SCALE_BY : -1;
     int rc = dkv_allocOutputs(&c->packed, out, err);
     dkv_countOutputs(&c->packed, n);
     if (way == DKV_WAY_DLSE) in.d_lse = NULL;
@@ -430,7 +428,7 @@ static int decide(search *f, dkv_err *err) {
             if (l->part[ALL].gain * l->part[ALL].gain * l->part[ALL].weight > was) {
                 *out = (dkv_lean){.tested = true, .found = true, .way = l->way, .gain = t->gain,
                                   .allowed = t->chance + allowedOf(f, l, told)};
-                out->as_cut = l->way == DKV_WAY_ITSELF && t->gain < 0 && -t->gain < CUT_LOSS * dkv_unitRoundoff(l->format) + t->chance;
+                out->as_cut = l->way == DKV_WAY_ITSELF && t->gain < 0 && -t->gain < DKV_MANTISSA * dkv_unitRoundoff(l->format) + t->chance;
                 memcpy(out->where, where, sizeof where);
             }
         }
