@@ -485,6 +485,13 @@ int64_t dkv_countQueries(const dkv_problem *p) {
     return n;
 }
 
+double dkv_countReplicated(const dkv_problem *p) {
+    double n = 0;
+    for (int32_t i = 0; i < p->n_nodes; i++)
+        if (!p->nodes[i].key_only && p->nodes[i].len) n += (double)(p->nodes[i].context + p->nodes[i].len);
+    return n;
+}
+
 int64_t dkv_countKeys(const dkv_problem *p) {
     int64_t n = 0;
     for (int32_t i = 0; i < p->n_nodes; i++) n += p->nodes[i].len;

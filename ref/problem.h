@@ -76,6 +76,8 @@ void dkv_freeProblem(dkv_problem *p);
 /* Token counts: queries, keys; 64-bit, cannot overflow once parsed (each at most 2^40). */
 int64_t dkv_countQueries(const dkv_problem *p);
 int64_t dkv_countKeys(const dkv_problem *p);
+/* Rows of the replicated layout: what each node with queries is a sequence of. */
+double dkv_countReplicated(const dkv_problem *p);
 
 const char *dkv_dtypeName(dualkv_dtype t);
 const char *dkv_maskName(dualkv_mask_kind m);

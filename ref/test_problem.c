@@ -203,6 +203,7 @@ static void test_values(void **state) {
     assert_int_equal(p.nodes[5].parent, 3);
     assert_int_equal(dkv_countQueries(&p), 3 + 2 + 14);
     assert_int_equal(dkv_countKeys(&p), 10 + 3 + 2 + 14);
+    assert_true(dkv_countReplicated(&p) == (4 + 3) + (5 + 2) + 14);
     assert_true(p.scale == 0.3f && p.softcap == 2 && p.dv == 8);
     assert_int_equal(dkv_copyProblem(&p, &q, &err), 0);
     dkv_freeProblem(&p);

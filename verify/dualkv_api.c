@@ -112,11 +112,7 @@ const char *dualkv_line(const dualkv_case *c) { return c->line; }
 
 /* Maps that fit nowhere are refused before they are allocated: memory is overcommitted. */
 static int makeReplicated(dualkv_case *c, dkv_err *err) {
-    double rows = 0;
-    for (int32_t n = 0; n < c->p.n_nodes; n++) {
-        const dkv_node *node = &c->p.nodes[n];
-        if (node->len > 0 && !node->key_only) rows += (double)node->context + (double)node->len;
-    }
+    const double rows = dkv_countReplicated(&c->p);
     if (rows * (2 * sizeof(int64_t) + 1) > dkv_availableMemory())
         return dkv_fail(err, DKV_EUSER, "the replicated layout has %.3g rows: too many for this machine", rows);
     int code = dkv_makeReplicated(&c->p, &c->packed, &c->rep, &c->q_source, &c->k_source, &c->q_own, err);

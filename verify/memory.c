@@ -20,9 +20,7 @@ static amount countRows(const dkv_problem *p, double q, double k) {
 }
 
 int dkv_accountCase(const dkv_problem *p, bool replicated, dkv_memory_row rows[DKV_MEMORY_ROWS]) {
-    double tokens = 0;
-    for (int32_t i = 0; i < p->n_nodes; i++)
-        if (!p->nodes[i].key_only && p->nodes[i].len) tokens += (double)(p->nodes[i].context + p->nodes[i].len);
+    const double tokens = dkv_countReplicated(p);
     const bool summed = replicated && dkv_isSummed(p), spread = replicated && !summed;
     const double elt = p->dtype == DUALKV_FP32 ? 4 : 2;
     const amount packed = countRows(p, (double)dkv_countQueries(p), (double)dkv_countKeys(p));
@@ -68,13 +66,8 @@ void dkv_sayMemory(const dkv_problem *p, bool replicated, char *out, size_t n) {
 }
 
 double dkv_estimateTiming(const dkv_problem *p, bool replicated) {
-    double q = (double)dkv_countQueries(p), k = (double)dkv_countKeys(p);
-    double elt = p->dtype == DUALKV_FP32 ? 4 : 2;
-    for (int32_t i = 0; i < p->n_nodes && replicated; i++)
-        if (!p->nodes[i].key_only && p->nodes[i].len) {
-            q += (double)(p->nodes[i].context + p->nodes[i].len);
-            k += (double)(p->nodes[i].context + p->nodes[i].len);
-        }
+    const double more = replicated ? dkv_countReplicated(p) : 0, elt = p->dtype == DUALKV_FP32 ? 4 : 2;
+    const double q = (double)dkv_countQueries(p) + more, k = (double)dkv_countKeys(p) + more;
     return 64.0 * 1048576 + (8 + elt) * (q * p->hq + k * p->hkv) * (p->dqk + p->dv);
 }
 

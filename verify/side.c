@@ -16,9 +16,7 @@ static dkv_outcome harness(dkv_side *s, const dkv_err *err) {
 double dkv_summedFrom = 0x1p28;
 
 bool dkv_isSummed(const dkv_problem *p) {
-    double rows = 0;
-    for (int32_t i = 0; i < p->n_nodes; i++)
-        if (!p->nodes[i].key_only && p->nodes[i].len) rows += (double)(p->nodes[i].context + p->nodes[i].len);
+    const double rows = dkv_countReplicated(p);
     return p->dtype != DUALKV_FP32 && rows * (p->hq + (p->grad ? p->hkv : 0)) * (p->dqk + p->dv) > dkv_summedFrom;
 }
 
