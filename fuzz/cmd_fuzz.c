@@ -54,8 +54,8 @@ static void sayCommands(const show *s, const dkv_fuzzed *f) {
     if (!replay) return;
     dkv_replayCommand(f->result->line, f->result->kernel, replay, DKV_REPLAY_MAX);
     fprintf(s->out, "  replay: %s\n", replay);
-    if (dkv_statusRow(f->result->status)->defect)
-        fprintf(s->out, "  shrink: dualkv shrink%s\n", replay + strlen("dualkv replay"));
+    dkv_shrinkCommand(f->result->line, f->result->kernel, replay, DKV_REPLAY_MAX);
+    if (dkv_statusRow(f->result->status)->defect) fprintf(s->out, "  shrink: %s\n", replay);
     free(replay);
 }
 

@@ -1,5 +1,5 @@
 /* word.h: one `key=value` word of a problem line while it is read, and the buffer that a line is printed
- * into. Internal to problem.c, shape.c and mask_table.c. */
+ * into. Internal to problem.c, shape.c and mask_table.c (its numbers are those of replay lines, too). */
 #ifndef DKV_WORD_H
 #define DKV_WORD_H
 

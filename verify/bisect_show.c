@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "../data/fields.h"
+#include "append.h"
 #include "bisect_proc.h"
 #include "record.h"
 #include "version.h"
@@ -177,8 +178,9 @@ static void dkv_sayAgain(const dkv_bisection *h, const char *id, char *out, size
     dkv_quoteWord(t->build ? t->build : "true", build, sizeof build);
     dkv_quoteWord(t->kernel, kernel, sizeof kernel);
     dkv_quoteWord(which, line, sizeof line);
-    snprintf(out, n, "git -C %s worktree add --detach /tmp/%.12s %.12s && cd /tmp/%.12s%s%s && dualkv replay %s --kernel %s", repo,
-             id, id, id, t->build ? " && sh -c " : "", t->build ? build : "", line, kernel);
+    size_t at = dkv_append(out, n, 0, "git -C %s worktree add --detach /tmp/%.12s %.12s && cd /tmp/%.12s%s%s && dualkv replay %s --kernel %s",
+                           repo, id, id, id, t->build ? " && sh -c " : "", t->build ? build : "", line, kernel);
+    dkv_appendOptions(out, n, at, true);
 }
 
 void dkv_sayAnswer(const dkv_bisection *h, FILE *f) {

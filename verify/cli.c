@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "../data/casefile.h"
+#include "record.h"
 #include "status.h"
 
 typedef enum kind { FLAG, WORD, NUMBER, COUNT, KERNEL, PEER, CASE, PATHS } kind;
@@ -274,9 +275,9 @@ int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err 
     bool plain = false; /* after `--` */
     bool given[N_OPTIONS] = {false};
     memset(out, 0, sizeof *out);
-    out->timeout = 120;
-    out->budget = 1e-4;
-    out->repeats = 1;
+    out->timeout = DKV_TIMEOUT;
+    out->budget = DKV_BUDGET;
+    out->repeats = DKV_REPEATS;
     out->floor = 50;
     out->perf_limit = 1.05;
     out->words = calloc((size_t)argc + 1, sizeof *out->words);

@@ -197,7 +197,7 @@ static int testFlags(const char *flags, void *arg, dkv_bisect_verdict *out, dkv_
 }
 
 static void sayFlags(const run *r, const dkv_flag_search *s) {
-    char build[1024], line[1024], kernel[1024], flags[1024];
+    char build[1024], line[1024], kernel[1024], flags[1024], options[256] = "";
     fprintf(r->out, "\nof %d change%s, %s needed for the cases to fail:\n", s->n, s->n == 1 ? "" : "s",
             s->n_needed == 1 ? "one is" : "these are");
     for (int i = 0; i < s->n; i++)
@@ -207,8 +207,9 @@ static void sayFlags(const run *r, const dkv_flag_search *s) {
     dkv_quoteWord(r->trying.build, build, sizeof build);
     dkv_quoteWord(r->trying.lines[0], line, sizeof line);
     dkv_quoteWord(r->trying.kernel, kernel, sizeof kernel);
+    dkv_appendOptions(options, sizeof options, 0, true);
     if (!strchr(s->flags, '='))
-        fprintf(r->out, "  replay: DUALKV_FLAGS=%s sh -c %s && dualkv replay %s --kernel %s\n", flags, build, line, kernel);
+        fprintf(r->out, "  replay: DUALKV_FLAGS=%s sh -c %s && dualkv replay %s --kernel %s%s\n", flags, build, line, kernel, options);
 }
 
 static char *printFlags(const run *r, const dkv_flag_search *s) {

@@ -29,7 +29,8 @@ static void sayDefect(const run *r, const dkv_result *q, bool fuzzed) {
     if (replay) {
         dkv_replayCommand(q->line, q->kernel, replay, DKV_REPLAY_MAX);
         printf("%s  %s\n  %s\n  replay: %s\n", dkv_statusRow(q->status)->name, q->line, q->why, replay);
-        if (fuzzed) printf("  shrink: dualkv shrink%s\n", replay + strlen("dualkv replay"));
+        dkv_shrinkCommand(q->line, q->kernel, replay, DKV_REPLAY_MAX);
+        if (fuzzed) printf("  shrink: %s\n", replay);
     }
     free(replay);
     if (r->cli->verbose && q->printed[0]) printf("  it printed: %.200s\n", q->printed);

@@ -175,7 +175,7 @@ static int runCommand(int argc, char **argv) {
         }
     dkv_nameCommand(argc, argv);
     int code = dkv_parseCli(c->bit, argc - (argc > 1 ? 2 : 1), argv + (argc > 1 ? 2 : 1), &cli, &err);
-    dkv_nameOptions(cli.arithmetic, cli.repeats);
+    dkv_nameOptions(&(dkv_run_options){cli.arithmetic, cli.judge, cli.repeats, cli.timeout, cli.level, cli.budget});
     code = code ? dkv_complain(&err) : c->run(&cli);
     for (int i = 2; i < argc && c->bit == DKV_CMD_REPLAY && code == DKV_EXIT_USER; i++)
         if (strcmp(argv[i], "--bisect") == 0) code = dkv_bisectExit(code, NULL);

@@ -12,6 +12,7 @@
 
 #include "../data/fields.h"
 #include "../data/fill.h"
+#include "../ref/word.h"
 #include "accepted.h"
 #include "append.h"
 #include "kernel_hash.h"
@@ -57,34 +58,52 @@ char *dkv_spellCommand(const char *name, const char *const (*options)[2], int n_
     return NULL;
 }
 
-static struct {
-    const char *arithmetic;
-    int repeats;
-} named; /* options without which a replay is another case */
+/* Options without which a replay is another case. */
+static dkv_run_options named = {.repeats = DKV_REPEATS, .timeout = DKV_TIMEOUT, .budget = DKV_BUDGET};
 
-void dkv_nameOptions(const char *arithmetic, int repeats) {
-    named.arithmetic = arithmetic;
-    named.repeats = repeats;
+void dkv_nameOptions(const dkv_run_options *options) { named = *options; }
+
+static size_t appendReal(char *out, size_t n, size_t at, const char *option, double x) {
+    char text[48];
+    dkv_text t = {.out = text, .n = sizeof text};
+    dkv_putReal(&t, x, false);
+    return dkv_append(out, n, at, " %s %s", option, text);
 }
 
-void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n) {
+size_t dkv_appendOptions(char *out, size_t n, size_t at, bool judging) {
+    if (named.arithmetic) at = dkv_append(out, n, at, " --arithmetic %s", named.arithmetic);
+    if (named.repeats != DKV_REPEATS) at = dkv_append(out, n, at, " --repeats %d", named.repeats);
+    if (named.timeout != DKV_TIMEOUT) at = appendReal(out, n, at, "--timeout", named.timeout);
+    if (named.level > 0) at = appendReal(out, n, at, "--level", named.level);
+    else if (judging && named.budget != DKV_BUDGET) at = appendReal(out, n, at, "--budget", named.budget);
+    if (judging && named.oracle) at = dkv_append(out, n, at, " --oracle %s", named.oracle);
+    return at;
+}
+
+static void spellCase(const char *command, const char *line, const char *kernel, bool judging, char *out, size_t n) {
     char *quoted_line = malloc(DKV_LINE_MAX + 64), *quoted_kernel = malloc(4 * DKV_SPEC_MAX);
     if (quoted_line && quoted_kernel) {
         quoted_line[0] = '\'';
         snprintf(quoted_line + 1, DKV_LINE_MAX + 60, "%s'", line); /* a canonical line has no quotes */
         dkv_quoteWord(kernel, quoted_kernel, 4 * DKV_SPEC_MAX);
-        int wrote = snprintf(out, n, "dualkv replay %s --kernel %s", quoted_line, quoted_kernel);
+        int wrote = snprintf(out, n, "dualkv %s %s --kernel %s", command, quoted_line, quoted_kernel);
         const char *dir = strstr(line, " fill=file:") ? dkv_filesDir() : NULL;
         if (dir && strncmp(kernel, DKV_FILES_PREFIX, strlen(DKV_FILES_PREFIX)) && wrote > 0 && (size_t)wrote < n) {
             dkv_quoteWord(dir, quoted_kernel, 4 * DKV_SPEC_MAX);
             snprintf(out + wrote, n - (size_t)wrote, " --files %s", quoted_kernel);
         }
     }
-    size_t at = quoted_line && quoted_kernel ? strlen(out) : n;
-    if (named.arithmetic) at = dkv_append(out, n, at, " --arithmetic %s", named.arithmetic);
-    if (named.repeats > 1) dkv_append(out, n, at, " --repeats %d", named.repeats);
+    dkv_appendOptions(out, n, quoted_line && quoted_kernel ? strlen(out) : n, judging);
     free(quoted_line);
     free(quoted_kernel);
+}
+
+void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n) {
+    spellCase("replay", line, kernel, true, out, n);
+}
+
+void dkv_shrinkCommand(const char *line, const char *kernel, char *out, size_t n) {
+    spellCase("shrink", line, kernel, false, out, n);
 }
 
 void dkv_addDevice(cJSON *o, const dkv_gpu_info *gpu) {

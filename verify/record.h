@@ -7,11 +7,25 @@
 
 #include "case.h"
 
-/* The command that replays a case: dualkv replay 'LINE' --kernel SPEC [--files DIR] (quoted for a shell), and
- * --arithmetic and --repeats where the run was given them. */
-void dkv_nameOptions(const char *arithmetic, int repeats); /* of the run, before it; NULL: none */
+/* Options of a run without which a case of it may end otherwise. NULL, or level 0: not given. */
+typedef struct dkv_run_options {
+    const char *arithmetic, *oracle;
+    int repeats;
+    double timeout, level, budget;
+} dkv_run_options;
+
+enum { DKV_REPEATS = 1, DKV_TIMEOUT = 120 }; /* where no option says otherwise */
+#define DKV_BUDGET 1e-4
+
+void dkv_nameOptions(const dkv_run_options *options); /* before the run */
+/* Those that are not the defaults, behind out[at]; `judging`: for a command that takes --budget and --oracle, too. A case
+ * alone has a larger share of a budget than in its run: limits are tighter then, and what failed fails. */
+size_t dkv_appendOptions(char *out, size_t n, size_t at, bool judging);
+/* The command that replays a case: dualkv replay 'LINE' --kernel SPEC [--files DIR] (quoted for a shell), with these options;
+ * and the one that shrinks it. */
 #define DKV_REPLAY_MAX (DKV_LINE_MAX + 4 * DKV_SPEC_MAX) /* room for one */
 void dkv_replayCommand(const char *line, const char *kernel, char *out, size_t n);
+void dkv_shrinkCommand(const char *line, const char *kernel, char *out, size_t n);
 /* 'text' for a shell, plain where it needs no quotes; cut to n bytes. */
 void dkv_quoteWord(const char *text, char *out, size_t n);
 /* A command as a shell takes it, malloc'ed: `dualkv NAME OPTION VALUE… WORD…`, options without a value left out. NULL: out of

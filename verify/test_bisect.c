@@ -90,6 +90,7 @@ static void all_commits_are_held_to_the_good_ends_arithmetic(void **state) {
     snprintf(all, sizeof all, "%s --arithmetic fp32", words);
     mustBisect(0, all);
     mustFind("h.jsonl", c_history.drift, 12);
+    mustHold(output, " --kernel ./kernel.so:plain --arithmetic fp32\n"); /* the replay line */
     snprintf(all, sizeof all, "%s --arithmetic nope", words);
     mustBisect(2, all);
     mustHold(trouble, "'nope' is none of auto");

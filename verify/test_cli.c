@@ -125,6 +125,36 @@ static void repeats_are_in_the_replay_line(void **state) {
     assert_null(strstr(output, "--repeats"));
 }
 
+/* Each option that a verdict depends on is in the command that is printed, and that command comes to the same. */
+static void a_replay_line_reproduces_its_verdict(void **state) {
+    (void)state;
+    static const struct {
+        const char *words, *options, *says;
+    } rows[] = {
+        {"check shape=5+2x3 dim=8 --kernel broken+how=hang --timeout 0.3", " --timeout 0.3", "1 TIMEOUT"},
+        {"check shape=20+7 --kernel emu+fault=Y22 --level 0.5 --budget 1e-3", " --level 0.5", "1 IMPRECISE"},
+        {"check shape=20+7 --kernel emu+fault=Y22 --budget 0.5", " --budget 0.5", "1 IMPRECISE"},
+        {"check shape=5+2x3 dim=8 --kernel broken+how=zeros --oracle cpu --repeats 0", " --repeats 0 --oracle cpu", "1 FAILED"},
+        {"fuzz --cases 1 --kernel broken+how=zeros --oracle cpu --timeout 60 --budget 1e-5", " --timeout 60 --budget 1e-5 --oracle cpu",
+         "1 FAILED"},
+        {"check shape=5+2x3 dim=8 --kernel broken+how=zeros --timeout 120 --budget 1e-4 --repeats 1", "", "1 FAILED"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char again[1024];
+        mustExit(1, rows[i].words);
+        const char *at = strstr(output, "replay: dualkv ");
+        if (!at) fail_msg("%s: no replay line: %s", rows[i].words, output);
+        at += strlen("replay: dualkv ");
+        snprintf(again, sizeof again, "%.*s", (int)strcspn(at, "\n"), at);
+        const char *kernel = strstr(again, " --kernel ") + strlen(" --kernel ");
+        assert_string_equal(kernel + strcspn(kernel, " "), rows[i].options);
+        const char *shrink = strstr(output, "shrink: dualkv "); /* takes neither --budget nor --oracle */
+        if (shrink) assert_non_null(strstr(shrink, "zeros --timeout 60\n"));
+        mustExit(1, again);
+        if (!strstr(output, rows[i].says)) fail_msg("dualkv %s: not %s: %s", again, rows[i].says, output);
+    }
+}
+
 static void shrink_takes_an_arithmetic(void **state) {
     (void)state;
     mustExit(3, "shrink shape=20+7 heads=2:1 --kernel $B/testkernels/plain.so:plain");
@@ -309,6 +339,7 @@ int main(void) {
         cmocka_unit_test(user_errors_are_one_line),
         cmocka_unit_test(closed_descriptors_stay_out_of_records), cmocka_unit_test(short_memory_ends),       cmocka_unit_test(statuses_give_exits),
         cmocka_unit_test(shrink_takes_an_arithmetic), cmocka_unit_test(repeats_are_in_the_replay_line),
+        cmocka_unit_test(a_replay_line_reproduces_its_verdict),
         cmocka_unit_test(an_empty_selection_is_no_pass),  cmocka_unit_test(records_replay_and_report),
         cmocka_unit_test(records_are_out_of_reach),
         cmocka_unit_test(an_interrupt_keeps_the_records), cmocka_unit_test(everything_can_be_listed),
