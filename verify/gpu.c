@@ -2,6 +2,7 @@
 
 #include <ctype.h>
 #include <dlfcn.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,7 @@
 #define TABLES_BYTES ((size_t)1 << 20)
 #define TABLE_ALIGN 256
 /* Large copies pass through pinned memory, which several threads fill: pageable memory goes at 7 GB/s, so at 20. */
-#define PIPE_BYTES ((int64_t)256 << 20)
+#define PIPE_MOST ((int64_t)256 << 20)
 
 /* Bytes [from, from + bytes) of the arena: the whole of an image, else a block with the gaps on both sides of it. */
 typedef struct region {
@@ -46,7 +47,8 @@ struct dkv_gpu {
     int at_place;
     int64_t used;
     bool image; /* the plan is one: n_regions is 1 */
-    void *pipe;   /* pinned; NULL until a copy of PIPE_BYTES or more was made */
+    void *pipe;   /* pinned; NULL until a copy of pipe_bytes or more was made */
+    int64_t pipe_bytes;
     bool fetched; /* the arena holds what the device does: forward's was fetched, but for the workspace */
     void *tables; /* of the problem, where they are not in the slab */
     size_t tables_room;
@@ -90,6 +92,18 @@ static void readDriver(char *out, size_t n) {
     fclose(f);
 }
 
+static int readEnvironment(dkv_gpu *g, dkv_err *err) {
+    const char *exact = getenv("DUALKV_EXACT_MEMORY"), *pipe = getenv("DUALKV_PIPE_BYTES");
+    char *end = NULL;
+    g->exact = exact && exact[0];
+    g->pipe_bytes = PIPE_MOST;
+    if (!pipe || !pipe[0]) return 0;
+    g->pipe_bytes = strtoll(pipe, &end, 10);
+    if (*end || g->pipe_bytes < 1 || g->pipe_bytes > PIPE_MOST)
+        return dkv_fail(err, DKV_EHARNESS, "DUALKV_PIPE_BYTES: '%.80s' is no number of bytes from 1 to %" PRId64, pipe, PIPE_MOST);
+    return 0;
+}
+
 int dkv_openGpu(void *so, dkv_gpu **out, dkv_gpu_info *info, dkv_err *err) {
     dkv_device_info d;
     int devices = 0;
@@ -97,9 +111,8 @@ int dkv_openGpu(void *so, dkv_gpu **out, dkv_gpu_info *info, dkv_err *err) {
     memset(info, 0, sizeof *info);
     dkv_gpu *g = calloc(1, sizeof *g);
     if (!g) return dkv_fail(err, DKV_EHARNESS, "out of memory");
-    const char *exact = getenv("DUALKV_EXACT_MEMORY");
-    g->exact = exact && exact[0];
-    int rc = findOps(so, g, err);
+    int rc = readEnvironment(g, err);
+    if (!rc) rc = findOps(so, g, err);
     if (rc) goto done;
     const dkv_device_ops *o = g->ops;
     if (o->count(&devices)) rc = dkv_fail(err, DKV_EHARNESS, "%.450s", o->error());
@@ -389,19 +402,21 @@ static int movePipe(const dkv_gpu *g, int fd, int64_t at, int64_t bytes, bool ou
 
 /* Bytes [at, at + bytes) of the arena to the device, and back. */
 static int copyIn(dkv_gpu *g, const dkv_gpu_launch *c, uint8_t *device, int64_t at, int64_t bytes) {
-    if (bytes >= PIPE_BYTES && !g->pipe && g->ops->allocHost(&g->pipe, (size_t)PIPE_BYTES)) g->pipe = NULL;
-    if (bytes < PIPE_BYTES || !g->pipe) return g->ops->copyIn(device, c->base + at, (size_t)bytes, g->stream);
+    const int64_t most = g->pipe_bytes;
+    if (bytes >= most && !g->pipe && g->ops->allocHost(&g->pipe, (size_t)most)) g->pipe = NULL;
+    if (bytes < most || !g->pipe) return g->ops->copyIn(device, c->base + at, (size_t)bytes, g->stream);
     for (int64_t i = 0, n; i < bytes; i += n) {
-        n = bytes - i < PIPE_BYTES ? bytes - i : PIPE_BYTES;
+        n = bytes - i < most ? bytes - i : most;
         if (movePipe(g, c->fd, at + i, n, false) || g->ops->copyIn(device + i, g->pipe, (size_t)n, g->stream)) return 1;
     }
     return 0;
 }
 
 static int copyOut(const dkv_gpu *g, const dkv_gpu_launch *c, int64_t at, const uint8_t *device, int64_t bytes) {
-    if (bytes < PIPE_BYTES || !g->pipe) return g->ops->copyOut(c->base + at, device, (size_t)bytes, g->stream);
+    const int64_t most = g->pipe_bytes;
+    if (bytes < most || !g->pipe) return g->ops->copyOut(c->base + at, device, (size_t)bytes, g->stream);
     for (int64_t i = 0, n; i < bytes; i += n) {
-        n = bytes - i < PIPE_BYTES ? bytes - i : PIPE_BYTES;
+        n = bytes - i < most ? bytes - i : most;
         if (g->ops->copyOut(g->pipe, device + i, (size_t)n, g->stream) || movePipe(g, c->fd, at + i, n, true)) return 1;
     }
     return 0;

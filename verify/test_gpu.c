@@ -81,10 +81,12 @@ static void wrong_kernels_are_caught(void **state) {
     mustBe(DKV_ST_PASSED, "fake+how=once", SMALL " run=busy", "");
 }
 
-/* Nothing of an earlier problem is left behind the end of a later one. */
+/* Nothing of an earlier problem is left behind the end of a later one, in the piece of memory that both lie in (so not
+ * under DUALKV_EXACT_MEMORY, where no memory is there: blocks_alone). */
 static void memory_is_clean(void **state) {
     (void)state;
     dkv_worker w;
+    unsetenv("DUALKV_EXACT_MEMORY");
     dkv_kernel_spec s = spec("fake+how=peeks");
     dkv_initWorker(&w, &s, 60);
     runWith(&w, "shape=200 heads=4:4 dim=64 dtype=fp32");
@@ -106,8 +108,73 @@ static void blocks_alone(void **state) {
         mustBe(DKV_ST_OUT_OF_BOUNDS, "fake+how=far-before", SMALL, "1 bytes written");
         if (i > 0) mustBe(DKV_ST_UNWRITTEN, "fake+how=null-stream", SMALL " run=side", "O were never written");
         mustBe(DKV_ST_FAILED, "fake+how=pinned", "shape=33 heads=2:2 dim=8 grad=off", "the same data in other buffers");
+        mustBe(DKV_ST_CRASHED, "fake+how=peeks", SMALL " dtype=fp32", "illegal memory access");
         unsetenv(names[i]);
     }
+}
+
+/* DUALKV_*: settings of the device and of copies through pinned memory, NULL: none. The tensors of LONG have 51,200 bytes each. */
+static void setPipe(const char *bytes, const char *pageable, const char *pinned, const char *copy) {
+    const char *const names[] = {"DUALKV_PIPE_BYTES", "DUALKV_FAKE_PAGEABLE", "DUALKV_FAKE_PINNED", "DUALKV_FAKE_COPY"};
+    const char *const values[] = {bytes, pageable, pinned, copy};
+    for (int i = 0; i < 4; i++)
+        if (values[i]) setenv(names[i], values[i], 1);
+        else unsetenv(names[i]);
+}
+
+#define LONG "shape=150+50 heads=2:2"
+
+/* Pieces of several sizes: many and a short last one, exactly one, all that are smaller than the pipe go straight. */
+static void large_copies_go_through_pinned_memory(void **state) {
+    (void)state;
+    static const char *const sizes[] = {"12000", "12800", "51200", "40001"};
+    setenv("DUALKV_EXACT_MEMORY", "1", 1);
+    setPipe(NULL, "12000", NULL, NULL);
+    mustBe(DKV_ST_HARNESS_ERROR, "fake", LONG, "a large copy of pageable memory"); /* the device sees it */
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        setPipe(sizes[i], sizes[i], NULL, NULL);
+        mustBe(DKV_ST_PASSED, "fake", LONG, "");
+        mustBe(DKV_ST_PASSED, "fake", LONG " layout=padded dlse=on run=aba", "");
+        mustBe(DKV_ST_OUT_OF_BOUNDS, "fake+how=after", LONG, "after O");
+        mustBe(DKV_ST_INPUT_MUTATED, "fake+how=mutates", LONG, "K changed");
+    }
+    mustBe(DKV_ST_PASSED, "fake", LONG " run=side", "");
+    mustBe(DKV_ST_PASSED, "fake", LONG " run=graph", "");
+    setPipe("12000", NULL, "11999", NULL); /* none can be had: straight, then */
+    mustBe(DKV_ST_PASSED, "fake", LONG, "");
+    setPipe("12000", "12000", "11999", NULL);
+    mustBe(DKV_ST_HARNESS_ERROR, "fake", LONG, "a large copy of pageable memory");
+    static const char *const wrong[] = {"0", "-1", "1e3", "x", "999999999999", "99999999999999999999999"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        setPipe(wrong[i], NULL, NULL, NULL);
+        mustBe(DKV_ST_HARNESS_ERROR, "fake", SMALL, "DUALKV_PIPE_BYTES: '");
+    }
+    setPipe(NULL, NULL, NULL, NULL);
+    unsetenv("DUALKV_EXACT_MEMORY");
+}
+
+/* A copy that fails, wherever it is, is the harness's error, and the same worker's next case is right. */
+static void failing_copies_are_told(void **state) {
+    (void)state;
+    setenv("DUALKV_EXACT_MEMORY", "1", 1);
+    int failed = 0;
+    for (int n = 1; n <= 400; n += 1 + n / 2) {
+        char number[16];
+        dkv_worker w;
+        dkv_kernel_spec s = spec("fake");
+        snprintf(number, sizeof number, "%d", n);
+        setPipe("12000", "12000", NULL, number);
+        dkv_initWorker(&w, &s, 60);
+        dkv_status got = runWith(&w, LONG);
+        if (got == DKV_ST_HARNESS_ERROR && strstr(result->why, "the copy failed")) failed++;
+        else if (got != DKV_ST_PASSED) fail_msg("copy %d: %s: %s", n, dkv_statusRow(got)->name, result->why);
+        if (runWith(&w, LONG) != DKV_ST_PASSED) fail_msg("after copy %d: %s", n, result->why);
+        assert_int_equal(w.starts, 1);
+        dkv_stopWorker(&w);
+    }
+    assert_true(failed > 8);
+    setPipe(NULL, NULL, NULL, NULL);
+    unsetenv("DUALKV_EXACT_MEMORY");
 }
 
 /* An error that passes is the case's alone; one that stays ends the worker, and the next case has a fresh
@@ -189,6 +256,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(wrong_kernels_are_caught),
         cmocka_unit_test(memory_is_clean),
         cmocka_unit_test(blocks_alone),
+        cmocka_unit_test(large_copies_go_through_pinned_memory),
+        cmocka_unit_test(failing_copies_are_told),
         cmocka_unit_test(device_errors_are_words),
         cmocka_unit_test(records_name_the_device),
         cmocka_unit_test(no_device_is_said_before_anything_runs),

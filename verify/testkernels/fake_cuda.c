@@ -7,7 +7,9 @@
  *
  *     fake+how=WORD   rows of `ways` below say what goes wrong; further options are the emulated kernel's
  *
- * Environment: DUALKV_FAKE_DEVICES (default 1), DUALKV_FAKE_ROOM: bytes that alloc() gives in all. */
+ * Environment: DUALKV_FAKE_DEVICES (default 1), DUALKV_FAKE_ROOM: bytes that alloc() gives in all, DUALKV_FAKE_PINNED:
+ * bytes that allocHost() gives at a time, DUALKV_FAKE_PAGEABLE: bytes from which on a copy from or to host memory that is
+ * not pinned fails, DUALKV_FAKE_COPY=N: the N-th copy that is waited for fails. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +34,8 @@ typedef enum way {
     REMEMBERS,    /* gives the O that it gave before for the same address of Q */
     PINNED,       /* works on the addresses of its first launch alone: O is zero elsewhere */
     HOST_POINTER, /* reads the problem's arrays where they are in host memory: right */
-    PEEKS,        /* adds what lies 300,000 bytes behind LSE, times zero: NaN where nothing of an earlier problem is left */
+    PEEKS,        /* adds what lies 300,000 bytes behind LSE, times zero: NaN where nothing of an earlier problem is left,
+                   * an error that stays where no memory is */
     N_WAYS
 } way;
 static const char *const ways[N_WAYS] = {"right", "null-stream", "launch-error", "sticky",
@@ -68,8 +71,9 @@ typedef struct stream {
 static struct buffer {
     char *p;
     size_t n;
-} buffers[BUFFERS_MOST];
+} buffers[BUFFERS_MOST], pinned[BUFFERS_MOST];
 static size_t taken;
+static long copies; /* that were waited for */
 static stream *streams[8];
 static stream *capturing; /* its tasks from `captured` on belong to the graph */
 static int captured, spoiled, sticky, pending, is_busy;
@@ -90,19 +94,23 @@ static double now(void) {
 
 /* ---- memory ---- */
 
-static int holds(const void *p, size_t n) {
-    for (int i = 0; i < BUFFERS_MOST; i++) {
-        const struct buffer *b = &buffers[i];
+static int within(const struct buffer *all, const void *p, size_t n) {
+    for (const struct buffer *b = all; b < all + BUFFERS_MOST; b++)
         if (b->p && (const char *)p >= b->p && (const char *)p + n <= b->p + b->n) return 1;
-    }
     return 0;
+}
+static int holds(const void *p, size_t n) { return within(buffers, p, n); }
+
+/* A number of the environment, or what there is without it. */
+static size_t setting(const char *name, size_t otherwise) {
+    const char *word = getenv(name);
+    return word ? (size_t)atoll(word) : otherwise;
 }
 
 static int allocate(void **p, size_t n) {
-    const char *room = getenv("DUALKV_FAKE_ROOM");
     *p = NULL;
     if (dead()) return 1;
-    if (room && taken + n > (size_t)atoll(room)) return fail("out of memory");
+    if (taken + n > setting("DUALKV_FAKE_ROOM", SIZE_MAX)) return fail("out of memory");
     for (int i = 0; i < BUFFERS_MOST; i++) {
         if (buffers[i].p) continue;
         *p = buffers[i].p = aligned_alloc(256, (n + 511) / 256 * 256);
@@ -182,8 +190,11 @@ static void runKernel(task *t) {
     if (k->how == AFTER && !t->backward) memset((uint16_t *)t->launch.o.data + p->tq * t->launch.o.row, 0, 2);
     if (k->how == FAR_BEFORE && !t->backward) memset((char *)t->launch.lse.data - 3000, 0, 1);
     if ((k->how == REMEMBERS || k->how == PINNED) && !t->backward) misremember(k, &t->launch);
-    if (k->how == PEEKS && !t->backward && p->dtype == DUALKV_FP32)
-        *(float *)t->launch.o.data += 0 * *(float *)((char *)t->launch.lse.data + 300000);
+    if (k->how == PEEKS && !t->backward && p->dtype == DUALKV_FP32) {
+        const float *far = (float *)((char *)t->launch.lse.data + 300000);
+        if (holds(far, sizeof *far)) *(float *)t->launch.o.data += 0 * *far;
+        else sticky = 1;
+    }
     if (k->how == MUTATES && !t->backward) *(uint16_t *)t->launch.k.data ^= 1;
 }
 
@@ -262,8 +273,16 @@ static int queueOut(void *to, const void *from, size_t n, void *s) {
     if (!holds(from, n) || holds(to, 1)) return fail("a copy from the device: wrong side");
     return queue(s, &(task){.to = to, .from = from, .n = n, .byte = -1});
 }
-static int copyIn(void *to, const void *from, size_t n, void *s) { return queueIn(to, from, n, s) || syncStream(s); }
-static int copyOut(void *to, const void *from, size_t n, void *s) { return queueOut(to, from, n, s) || syncStream(s); }
+static int refused(const void *host, size_t n) {
+    if (n >= setting("DUALKV_FAKE_PAGEABLE", SIZE_MAX) && !within(pinned, host, n)) return fail("a large copy of pageable memory");
+    return ++copies == (long)setting("DUALKV_FAKE_COPY", 0) ? fail("the copy failed") : 0;
+}
+static int copyIn(void *to, const void *from, size_t n, void *s) {
+    return refused(from, n) || queueIn(to, from, n, s) || syncStream(s);
+}
+static int copyOut(void *to, const void *from, size_t n, void *s) {
+    return refused(to, n) || queueOut(to, from, n, s) || syncStream(s);
+}
 static int fill(void *to, int byte, size_t n, void *s) {
     if (!holds(to, n)) return fail("fill of what is not on the device");
     return queue(s, &(task){.to = to, .n = n, .byte = byte & 255});
@@ -366,10 +385,18 @@ static int probe(char *json, size_t n) {
 }
 
 static int allocHost(void **p, size_t n) {
-    *p = malloc(n ? n : 1);
-    return *p ? dead() : fail("out of memory");
+    *p = NULL;
+    for (int i = 0; i < BUFFERS_MOST && n <= setting("DUALKV_FAKE_PINNED", SIZE_MAX); i++) {
+        if (pinned[i].p) continue;
+        *p = malloc(n ? n : 1);
+        pinned[i] = (struct buffer){*p, n};
+        break;
+    }
+    return *p ? dead() : fail("out of pinned memory");
 }
 static int releaseHost(void *p) {
+    for (int i = 0; p && i < BUFFERS_MOST; i++)
+        if (pinned[i].p == p) pinned[i] = (struct buffer){NULL, 0};
     free(p);
     return 0;
 }
