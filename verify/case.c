@@ -348,6 +348,7 @@ int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_er
     dkv_oracle_use *use = &c->result->oracle;
     const dkv_remote *r = c->options->remote;
     const double start = dkv_now();
+    const dkv_phase before = dkv_enterPhase(DKV_PHASE_ORACLE);
     const bool both = r && r->mode == DKV_ORACLE_BOTH;
     subject x;
     int rc = subjectOf(c, a, &x, err);
@@ -364,6 +365,7 @@ int dkv_consultOracle(dkv_case *c, const dualkv_arithmetic *a, bool twin, dkv_er
     if (!rc && dkv_isSpread(&c->kernel)) rc = packOracle(c, &x.a, err);
     use->by = both ? DKV_ORACLE_BOTH : device ? DKV_ORACLE_CUDA : DKV_ORACLE_CPU;
     use->seconds += dkv_now() - start;
+    dkv_enterPhase(before);
     return rc;
 }
 
@@ -373,10 +375,13 @@ int dkv_consultTwin(dkv_case *c, const dualkv_arithmetic *a, bool forward, dkv_e
     subject x;
     int rc = subjectOf(c, a, &x, err);
     dkv_inputs in = *x.in;
+    const dkv_phase before = dkv_enterPhase(DKV_PHASE_ORACLE);
     if (forward) in.d_o = NULL, in.d_lse = NULL;
     if (!rc)
         rc = dkv_oracleTwin(x.p, x.l, &in, &x.a, &ref, x.own->o, x.own->lse, spread ? &c->rep_oracle : &c->oracle, err);
-    return rc || !spread ? rc : packOracle(c, &x.a, err);
+    if (!rc && spread) rc = packOracle(c, &x.a, err);
+    dkv_enterPhase(before);
+    return rc;
 }
 
 static int judgeAll(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
@@ -551,7 +556,10 @@ static int nameFile(dkv_case *c, const dkv_worker *w, dkv_err *err) {
 
 static void runStages(dkv_case *c, dkv_worker *w) {
     dkv_err err = {0};
-    if (dkv_printProblem(c->p, c->result->line, sizeof c->result->line, &err) || prepare(c, &err)) {
+    dkv_enterPhase(DKV_PHASE_INPUTS);
+    const int unfit = dkv_printProblem(c->p, c->result->line, sizeof c->result->line, &err) || prepare(c, &err);
+    dkv_enterPhase(DKV_PHASE_OTHER);
+    if (unfit) {
         failHarness(c, err.text);
         return;
     }
@@ -571,26 +579,32 @@ static void runStages(dkv_case *c, dkv_worker *w) {
     }
     c->outcome = runKernel(c);
     if (concludeOutcome(c, c->outcome)) return;
+    dkv_enterPhase(DKV_PHASE_JUDGE);
     if (judgeCase(c, &err)) {
         c->result->stopped = dkv_stopRequested != 0;
         failHarness(c, err.text);
         return;
     }
+    dkv_enterPhase(DKV_PHASE_CHECKS);
     runChecks(c);
+    dkv_enterPhase(DKV_PHASE_STRENGTH);
     admitIgnorance(c);
     admitAbsence(c);
     if (c->options->strength && anyJudged(c->result) && dkv_measureStrength(c, &err)) failHarness(c, err.text);
+    dkv_enterPhase(DKV_PHASE_OTHER);
     if (c->options->probes && !c->options->nested && dkv_statusRow(c->result->status)->defect) dkv_mapErrors(c, c->options->probes);
     if (c->options->observe) c->options->observe(c, c->options->observe_arg);
 }
 
 void dkv_freeCase(dkv_case *c) {
+    const dkv_phase before = dkv_enterPhase(DKV_PHASE_RELEASE);
     if (c->has_got) dkv_freePacked(&c->kernel, &c->got);
     dropOracle(c);
     for (int i = 0; i < c->n_runs; i++) dkv_freeRun(&c->run[i]);
     dkv_closeSide(&c->kernel);
     dkv_freeInputs(&c->in);
     dkv_freeLayout(&c->packed);
+    dkv_enterPhase(before);
 }
 
 void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *options, dkv_result *out) {
@@ -600,9 +614,13 @@ void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *op
     snprintf(out->kernel, sizeof out->kernel, "%s", w->spec.text);
     out->level = options->level;
     if (!options->nested) w->tail[w->tail_n = 0] = 0;
+    dkv_phases *others = options->nested ? NULL : dkv_countPhases(&out->phases);
+    const dkv_phase before = dkv_enterPhase(DKV_PHASE_OTHER);
     runStages(&c, w);
     snprintf(out->printed, sizeof out->printed, "%s", w->tail);
     out->gpu = w->gpu;
     dkv_freeCase(&c);
+    dkv_enterPhase(before);
+    if (!options->nested) dkv_countPhases(others);
     out->seconds = dkv_now() - start;
 }

@@ -10,6 +10,7 @@
 #include "memory.h"
 #include "remote.h"
 #include "side.h"
+#include "phases.h"
 #include "status.h"
 #include "strength.h"
 
@@ -58,6 +59,7 @@ typedef struct dkv_result {
     int runs;    /* of the kernel on this problem, those for other checks left out */
     double seconds, seconds_forward, seconds_backward, level;
     dkv_oracle_use oracle;
+    dkv_phases phases; /* where `seconds` went */
     dkv_gpu_info gpu; /* that the kernel ran on */
     dualkv_arithmetic arithmetic;
     char arithmetic_words[240], profile[DKV_FIT_WORDS]; /* profile: named where the kernel declares nothing */

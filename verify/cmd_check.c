@@ -63,6 +63,14 @@ static void sayOracle(const dkv_result *r, FILE *f) {
                 u->device_seconds > 0 ? u->flops / u->device_seconds / 1e12 : 0, u->seconds);
 }
 
+static void sayPhases(const dkv_result *r, FILE *f) {
+    fprintf(f, "  of these:");
+    for (int i = 0, n = 0; i < DKV_N_PHASES; i++)
+        if (r->phases.seconds[i] >= 5e-4)
+            fprintf(f, "%s %s %.3g", n++ ? "," : "", dkv_phaseName((dkv_phase)i), r->phases.seconds[i]);
+    fprintf(f, "\n");
+}
+
 static void sayStatistics(const show *s, const dkv_result *r) {
     const dkv_check *c;
     FILE *f = s->out;
@@ -87,6 +95,7 @@ static void sayStatistics(const show *s, const dkv_result *r) {
     }
     fprintf(f, "  seconds: forward %.3g, backward %.3g, all %.3g\n", r->seconds_forward, r->seconds_backward,
             r->seconds);
+    sayPhases(r, f);
     sayOracle(r, f);
 }
 

@@ -237,6 +237,16 @@ static void addOracle(cJSON *o, const dkv_oracle_use *u) {
     if (u->note[0]) cJSON_AddStringToObject(o, "oracle_note", u->note);
 }
 
+/* What took any time. */
+static void addPhases(cJSON *o, const dkv_phases *s) {
+    cJSON *phases = NULL;
+    for (int i = 0; i < DKV_N_PHASES; i++) {
+        if (s->seconds[i] < 5e-4) continue;
+        if (!phases) phases = cJSON_AddObjectToObject(o, "phases");
+        addShort(phases, dkv_phaseName((dkv_phase)i), s->seconds[i]);
+    }
+}
+
 char *dkv_printRecord(const dkv_result *r) { return dkv_printExcused(r, NULL, NULL); }
 
 char *dkv_printExcused(const dkv_result *r, const char *reason, const char *until) {
@@ -258,6 +268,7 @@ char *dkv_printExcused(const dkv_result *r, const char *reason, const char *unti
     dkv_addNumber(o, "seconds", r->seconds);
     dkv_addNumber(o, "seconds_forward", r->seconds_forward);
     dkv_addNumber(o, "seconds_backward", r->seconds_backward);
+    addPhases(o, &r->phases);
     addOracle(o, &r->oracle);
     dkv_addDevice(o, &r->gpu);
     dkv_addBuild(o);

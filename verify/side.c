@@ -6,6 +6,7 @@
 #include <sys/random.h>
 
 #include "case.h"
+#include "phases.h"
 #include "../ref/view.h"
 
 static dkv_outcome harness(dkv_side *s, const dkv_err *err) {
@@ -56,20 +57,26 @@ static int checkRoom(const dkv_side *s, const dkv_plan *plan, dkv_err *err) {
 dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const char *line,
                          const dkv_layout *packed, const dkv_inputs *in) {
     dkv_err err = {0};
+    dkv_phase before;
     dkv_plan plan;
     memset(s, 0, sizeof *s);
     s->w = w;
     s->p = p;
     s->l = s->packed = packed;
     s->in = in;
+    before = dkv_enterPhase(DKV_PHASE_KERNEL);
     dkv_outcome o = dkv_describeCase(w, line, &s->d);
+    dkv_enterPhase(before);
     if (o != DKV_W_OK || s->d.refused) return o;
     if (p->grad && !s->d.has_backward) {
         s->d.refused = 1;
         snprintf(s->d.reason, sizeof s->d.reason, "it has no backward (grad=off checks its forward)");
         return DKV_W_OK;
     }
-    if (s->d.replicated && replicate(s, p, packed, in, &err)) return harness(s, &err);
+    before = dkv_enterPhase(DKV_PHASE_INPUTS);
+    const int none = s->d.replicated ? replicate(s, p, packed, in, &err) : 0;
+    dkv_enterPhase(before);
+    if (none) return harness(s, &err);
     bool natural = (p->layout == DKV_CONTIGUOUS || p->layout == DKV_FUSED) && p->seed % 2 == 1;
     int rc = dkv_planBuffers(&s->l->view, p->layout, s->d.alignment, natural, s->d.workspace[0],
                              s->d.workspace[1], &plan, &err);
@@ -86,6 +93,7 @@ dkv_outcome dkv_openSide(dkv_side *s, dkv_worker *w, const dkv_problem *p, const
 }
 
 void dkv_closeSide(dkv_side *s) {
+    const dkv_phase before = dkv_enterPhase(DKV_PHASE_RELEASE);
     if (s->has_arena && s->w->pid) dkv_giveArena(&s->w->spares, &s->arena);
     else if (s->has_arena) dkv_closeArena(&s->arena);
     if (s->d.replicated) {
@@ -97,20 +105,27 @@ void dkv_closeSide(dkv_side *s) {
     free(s->k_source);
     free(s->q_own);
     memset(s, 0, sizeof *s);
+    dkv_enterPhase(before);
 }
 
-void dkv_freeRun(dkv_run *r) { dkv_freeOutputs(&r->out); }
+void dkv_freeRun(dkv_run *r) {
+    const dkv_phase before = dkv_enterPhase(DKV_PHASE_RELEASE);
+    dkv_freeOutputs(&r->out);
+    dkv_enterPhase(before);
+}
 
-dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out) {
+static dkv_outcome run(dkv_side *s, int index, dkv_run *out) {
     dkv_err err = {0};
     memset(out, 0, sizeof *out);
     if (dkv_allocOutputs(dkv_runLayout(s), &out->out, &err)) return harness(s, &err);
     dkv_fillArena(&s->arena, dkv_poisonPattern(s->poison, index), s->in, s->summed ? &s->expand : NULL);
     for (int backward = 0; backward <= (s->p->grad ? 1 : 0); backward++) {
         if (backward) dkv_poisonWorkspace(&s->arena);
+        dkv_enterPhase(DKV_PHASE_KERNEL);
         dkv_outcome o = dkv_launchCase(s->w, &s->arena, backward, &out->seconds[backward],
                                        &out->launches[backward], &out->peak);
         if (o != DKV_W_OK) return o;
+        dkv_enterPhase(DKV_PHASE_GATHER);
         dkv_checkArena(&s->arena, backward, &out->damage);
         if (out->damage.no_room) {
             dkv_fail(&err, DKV_EHARNESS, "out of memory to compare the kernel's buffers with what they held");
@@ -127,14 +142,23 @@ dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out) {
     return DKV_W_OK;
 }
 
+dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out) {
+    const dkv_phase before = dkv_enterPhase(DKV_PHASE_FILL);
+    const dkv_outcome o = run(s, index, out);
+    dkv_enterPhase(before);
+    return o;
+}
+
 int dkv_packRun(const dkv_side *s, const dkv_layout *packed, const dkv_outputs *from, dkv_outputs *to,
                 dkv_err *err) {
     if (!dkv_isSpread(s)) {
         *to = *from;
         return 0;
     }
+    const dkv_phase before = dkv_enterPhase(DKV_PHASE_GATHER);
     int rc = dkv_allocOutputs(packed, to, err);
     if (!rc) rc = dkv_packOutputs(packed, &s->rep_layout, s->q_source, s->k_source, s->q_own, from, to, err);
+    dkv_enterPhase(before);
     return rc;
 }
 

@@ -61,6 +61,17 @@ static void correct_kernels_pass(void **state) {
         }
 }
 
+/* Each second of a case has one name, those of cases run between among them. */
+static void phases_make_up_the_seconds(void **state) {
+    (void)state;
+    mustBe(DKV_ST_PASSED, "emu-replicated", "shape=96+2x33 dim=32 run=aba seed=4");
+    double sum = 0;
+    for (int i = 0; i < DKV_N_PHASES; i++) sum += result->phases.seconds[i];
+    assert_true(fabs(sum - result->seconds) < 0.01 * result->seconds + 1e-3);
+    for (int i = DKV_PHASE_INPUTS; i <= DKV_PHASE_ORACLE; i++) assert_true(result->phases.seconds[i] > 0);
+    assert_true(result->phases.seconds[DKV_PHASE_OTHER] < 0.1 * result->seconds);
+}
+
 static void strangers_are_judged_by_a_named_profile(void **state) {
     (void)state;
     char spec[600];
@@ -226,6 +237,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(broken_kernels_have_their_status),
         cmocka_unit_test(correct_kernels_pass),
+        cmocka_unit_test(phases_make_up_the_seconds),
         cmocka_unit_test(strangers_are_judged_by_a_named_profile),
         cmocka_unit_test(strangers_that_nothing_explains_do_not_pass),
         cmocka_unit_test(planted_faults_are_found),

@@ -37,6 +37,7 @@ static dkv_result *example(dkv_status status) {
                         .rms_limit = 1.4,
                         .gain_limit = INFINITY,
                         .mean_z = NAN};
+    r->phases.seconds[DKV_PHASE_KERNEL] = 1.2345;
     j->region[1] = j->all;
     j->worst = (dkv_where){.group = 1,
                            .segment = 2,
@@ -68,6 +69,8 @@ static void every_key_is_there(void **state) {
     assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(o, "why")), r->why);
     assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(o, "replay")),
                         "dualkv replay 'shape=200+3x77 heads=8:2 mask=window:64' --kernel emu+fault=D1");
+    const cJSON *phases = cJSON_GetObjectItem(o, "phases");
+    assert_true(cJSON_GetArraySize(phases) == 1 && cJSON_GetNumberValue(cJSON_GetObjectItem(phases, "kernel")) == 1.23);
     cJSON *t = cJSON_GetObjectItem(cJSON_GetObjectItem(o, "tensors"), "O");
     assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(t, "max_bound_ratio")), "inf");
     assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(t, "twin_mean")), "nan");
