@@ -287,14 +287,9 @@ static int askCpu(dkv_case *c, const subject *x, bool twin, dkv_err *err) {
 }
 
 static int ask(dkv_case *c, dkv_question q, const subject *x, dkv_remote_oracle *out, dkv_err *err) {
-    int rc = 0;
-    if (q == DKV_ASK_TWIN && (isAbsent(c, DKV_O) || isAbsent(c, DKV_LSE))) {
-        rc = ask(c, DKV_ASK_TRUTH, x, out, err);
-        if (!rc) standIn(c, &out->oracle, x->own);
-        dkv_freeRemoteOracle(out);
-    }
-    if (!rc)
-        rc = dkv_askRemote(c->options->remote, q, x->p, x->l, x->in, &x->a, x->own->o, x->own->lse, out, err);
+    const dkv_left left = {x->own->o, x->own->lse, c->kernel.d.absent};
+    int rc = dkv_askRemote(c->options->remote, q, x->p, x->l, x->in, &x->a, &left, out, err);
+    if (!rc && q == DKV_ASK_TWIN) standIn(c, &out->oracle, x->own);
     c->result->oracle.device_seconds += out->seconds;
     c->result->oracle.flops += out->flops;
     return rc;

@@ -139,7 +139,7 @@ static void copySpan(int64_t first, int64_t end, int span, void *arg) {
 }
 
 static void writeQuestion(const dkv_arena_head *h, uint8_t *base, const dkv_problem *p, const dkv_inputs *in,
-                          const int64_t n[DKV_N_OUTPUTS], const double *kernel_o, const double *kernel_lse) {
+                          const int64_t n[DKV_N_OUTPUTS], const dkv_left *left) {
     const void *const from[DKV_N_INPUTS] = {in->q, in->k, in->v, in->d_o, in->d_lse, in->sink};
     memcpy(base, h, sizeof *h);
     memcpy(base + h->nodes_at, p->nodes, sizeof *p->nodes * (size_t)p->n_nodes);
@@ -148,8 +148,10 @@ static void writeQuestion(const dkv_arena_head *h, uint8_t *base, const dkv_prob
             dkv_eachSpan(h->input_bytes[i], (double)h->input_bytes[i] / 4, copySpan,
                          &(copy_loop){from[i], base + h->input_at[i], p->dtype});
     if (h->question != DKV_ASK_TWIN) return;
-    dkv_eachSpan(n[DKV_O], (double)n[DKV_O], encodeSpan, &(copy_loop){kernel_o, base + h->o_at, p->dtype});
-    dkv_encodeArray(kernel_lse, DUALKV_FP32, (size_t)n[DKV_LSE], base + h->lse_at);
+    if (!(left->absent >> DKV_O & 1))
+        dkv_eachSpan(n[DKV_O], (double)n[DKV_O], encodeSpan, &(copy_loop){left->o, base + h->o_at, p->dtype});
+    if (!(left->absent >> DKV_LSE & 1))
+        dkv_eachSpan(n[DKV_LSE], (double)n[DKV_LSE], encodeSpan, &(copy_loop){left->lse, base + h->lse_at, DUALKV_FP32});
 }
 
 /* The answer, if it is whole. */
@@ -231,8 +233,7 @@ static int ask(dkv_remote *r, int fd, int64_t bytes, double work, dkv_remote_ora
 }
 
 int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
-                  const dualkv_arithmetic *a, const double *kernel_o, const double *kernel_lse, dkv_remote_oracle *out,
-                  dkv_err *err) {
+                  const dualkv_arithmetic *a, const dkv_left *left, dkv_remote_oracle *out, dkv_err *err) {
     dkv_arena_head *h = calloc(1, sizeof *h);
     int64_t n[DKV_N_OUTPUTS];
     int rc = 0, fd = memfd_create("dualkv-oracle", MFD_CLOEXEC);
@@ -241,6 +242,7 @@ int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, co
     if (h && fd >= 0) {
         layOut(h, p, l, in, question);
         h->arithmetic = *a;
+        h->absent = left->absent;
         if (ftruncate(fd, h->bytes) == 0)
             base = mmap(NULL, (size_t)h->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     }
@@ -252,7 +254,7 @@ int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, co
     out->base = base;
     out->bytes = (size_t)h->bytes;
     dkv_countOutputs(l, n);
-    writeQuestion(h, base, p, in, n, kernel_o, kernel_lse);
+    writeQuestion(h, base, p, in, n, left);
     rc = ask(r, fd, h->bytes, workOf(p), out, err);
     if (!rc) rc = readAnswer(out, err);
     if (rc) dkv_freeRemoteOracle(out);

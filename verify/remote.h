@@ -58,11 +58,16 @@ void dkv_closeRemote(dkv_remote *r);
 /* Should this problem be judged by the device? `on_device`: the kernel runs on one; `threads`: the CPU oracle's. */
 bool dkv_wantsRemote(const dkv_remote *r, const dkv_problem *p, bool on_device, int threads);
 
-/* DKV_OK; DKV_EREFUSED: the device cannot, in words; DKV_EHARNESS: it failed. Kernel_o, kernel_lse: as doubles (values
- * of the problem's type and of fp32), for the twin. */
+/* What the kernel left, for the twin: as doubles (values of the problem's type, LSE of fp32); `absent` (bits 1 <<
+ * dkv_tensor_id): of what it does not give the device takes the truth, rounded to the type. */
+typedef struct dkv_left {
+    const double *o, *lse;
+    int32_t absent;
+} dkv_left;
+
+/* DKV_OK; DKV_EREFUSED: the device cannot, in words; DKV_EHARNESS: it failed. */
 int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
-                  const dualkv_arithmetic *a, const double *kernel_o, const double *kernel_lse, dkv_remote_oracle *out,
-                  dkv_err *err);
+                  const dualkv_arithmetic *a, const dkv_left *left, dkv_remote_oracle *out, dkv_err *err);
 void dkv_freeRemoteOracle(dkv_remote_oracle *o);
 
 /* Do two oracles of the arithmetic `a` agree? Truths within twice the bound of fp64 arithmetic, bounds to 1e-6, twins but for a few elements

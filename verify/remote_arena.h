@@ -18,6 +18,7 @@ typedef struct dkv_arena_head {
     dualkv_arithmetic arithmetic;
     int64_t nodes_at, input_at[DKV_N_INPUTS], input_bytes[DKV_N_INPUTS];
     int64_t o_at, lse_at; /* what the kernel left, in the problem's type and fp32 */
+    int32_t absent;       /* of these, bits 1 << dkv_tensor_id: the truth stands in for it */
     int64_t part_at[DKV_N_PARTS][DKV_N_OUTPUTS]; /* doubles, as dkv_outputs has them */
     /* the answer */
     int32_t written[DKV_N_PARTS][DKV_N_OUTPUTS], has_twin[DKV_N_OUTPUTS];

@@ -148,8 +148,11 @@ static int compute(const dkv_remote_server *s, dkv_arena_head *h, uint8_t *base,
     const dkv_oracle_ops *o = s->oracle;
     int rc = o->open(&j->p, &j->l, &j->in, &h->arithmetic, NULL, &j->oracle);
     if (!rc) rc = h->question == DKV_ASK_TRUTH ? o->truth(j->oracle) : o->bound(j->oracle);
-    if (!rc && h->question == DKV_ASK_TWIN)
-        rc = o->twin(j->oracle, j->kernel_o, j->kernel_lse);
+    if (!rc && h->question == DKV_ASK_TWIN) {
+        if (h->absent >> DKV_O & 1) rc = o->store(j->oracle, DKV_O, (void *)j->kernel_o);
+        if (!rc && h->absent >> DKV_LSE & 1) rc = o->store(j->oracle, DKV_LSE, (void *)j->kernel_lse);
+        if (!rc) rc = o->twin(j->oracle, j->kernel_o, j->kernel_lse);
+    }
     for (int part = 0; part < DKV_N_PARTS && !rc; part++)
         for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++) {
             if (!h->part_at[part][id]) continue;

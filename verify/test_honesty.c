@@ -129,7 +129,7 @@ static void what_cannot_be_opened_is_one_line(void **state) {
                 {"hostile_name.so", "name is NULL"},
                 {"hostile_crash.so", "cannot be loaded: signal 6 (Aborted)"},
                 {"plain.so:plane", "no kernel 'plane' in it (it has 'plain', ...)"},
-                {"plain.so", "exports 2 kernels; name one"},
+                {"plain.so", "exports 3 kernels; name one"},
                 {"plain.so:plain+x=1", "takes no option"},
                 {"../../nowhere.so", "No such file or directory"}};
     char words[600], path[128];

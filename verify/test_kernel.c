@@ -120,7 +120,7 @@ static void hostile_objects_are_refused(void **state) {
                 {"hostile_null.so", "is NULL", DKV_W_ERROR},
                 {"hostile_name.so", "name is NULL", DKV_W_ERROR},
                 {"hostile_crash.so", "Aborted", DKV_W_CRASHED},
-                {"plain.so", "exports 2", DKV_W_ERROR}};
+                {"plain.so", "exports 3", DKV_W_ERROR}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         dkv_kernel_spec s;
         dkv_worker w;

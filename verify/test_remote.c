@@ -1,5 +1,6 @@
 /* The oracle in a process of its own, on a device that is host memory (testkernels/fake_oracle.c): it judges as the
  * CPU's does, and whatever becomes of it is words, never a pass. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +34,14 @@ static dkv_status judgeBy(dkv_oracle_mode mode, const char *how, double timeout,
     return result->status;
 }
 
+/* The device's twin takes an LSE that stands in at fp32, and knows of no error of the kernel's own. */
+static bool isNear(const dkv_judgement *a, const dkv_judgement *b) {
+    return a->present == b->present && a->twin == b->twin && a->all.max_ratio == b->all.max_ratio &&
+           fabs(a->all.rms_z - b->all.rms_z) <= 0.05 * b->all.rms_z;
+}
+
 static void judges_as_the_cpu_does(void **state) {
+    static char plain[500];
     (void)state;
     static const char *const cases[][2] = {
         {"emu", "shape=33+2x9 heads=4:2 dim=16 sinklogit=1 dlse=on"},
@@ -44,7 +52,10 @@ static void judges_as_the_cpu_does(void **state) {
         {"emu+fault=D1", "shape=200+77,2x9 heads=4:2"},
         {"emu+fault=X4", "shape=200+77,2x9 heads=4:2"},
         {"ref-replicated", "shape=33+2x9 heads=4:2 dim=16"}, /* declares nothing */
+        {plain, "shape=33+2x9 heads=4:2 dim=16"}, /* gives no LSE: the truth stands in for it */
     };
+    const char *dir = getenv("DUALKV_BUILD");
+    snprintf(plain, sizeof plain, "%s/testkernels/plain.so:no-lse", dir ? dir : "build");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         judge(cases[i][0], cases[i][1], NULL);
         *other = *result;
@@ -56,7 +67,8 @@ static void judges_as_the_cpu_does(void **state) {
         assert_int_equal(result->oracle.by, DKV_ORACLE_CUDA);
         assert_true(result->oracle.device_seconds >= 0.5 && result->oracle.flops >= 1e9);
         for (int id = 0; id < DKV_N_OUTPUTS; id++)
-            if (memcmp(&result->tensor[id], &other->tensor[id], sizeof result->tensor[id]) != 0)
+            if (cases[i][0] == plain ? !isNear(&result->tensor[id], &other->tensor[id])
+                                     : memcmp(&result->tensor[id], &other->tensor[id], sizeof result->tensor[id]) != 0)
                 fail_msg("%s on '%s': %s is judged otherwise", cases[i][0], cases[i][1], dkv_tensorName((dkv_tensor_id)id));
     }
 }

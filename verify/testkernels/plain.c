@@ -1,8 +1,8 @@
 /* plain.c: somebody else's kernel, for the tests: textbook attention in fp32, row by row, forward and backward, against
  * nothing but the public header. (The example to begin with is verify/examples/plain_kernel.c.)
  *
- * It exports `plain` (declares nothing of its arithmetic) and `forward-only`. Takes bf16 and fp32, any mask
- * but block and prefix, no modifiers. */
+ * It exports `plain` (declares nothing of its arithmetic), `forward-only` and `no-lse` (which keeps that to itself). Takes
+ * bf16 and fp32, any mask but block and prefix, no modifiers. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,10 +172,21 @@ static const dualkv_kernel forward_only = {.size = sizeof(dualkv_kernel),
                                            .close = closePlain,
                                            .refuses = refuses,
                                            .forward = forward};
+static const dualkv_kernel no_lse = {.size = sizeof(dualkv_kernel),
+                                     .abi = DUALKV_ABI,
+                                     .name = "no-lse",
+                                     .alignment = 4,
+                                     .absent = 1 << 1,
+                                     .open = openPlain,
+                                     .close = closePlain,
+                                     .refuses = refuses,
+                                     .workspace = workspace,
+                                     .forward = forward,
+                                     .backward = backward};
 
 const dualkv_kernel *const *dualkv_kernels(uint32_t abi, int *count);
 const dualkv_kernel *const *dualkv_kernels(uint32_t abi, int *count) {
-    static const dualkv_kernel *const list[] = {&plain, &forward_only};
-    *count = 2;
+    static const dualkv_kernel *const list[] = {&plain, &forward_only, &no_lse};
+    *count = 3;
     return abi == DUALKV_ABI ? list : NULL;
 }
