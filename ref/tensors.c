@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "dtype.h"
+#include "pages.h"
 
 /* Product of three sizes; INT64_MAX where it overflows (no machine holds that). */
 static int64_t times3(int64_t a, int64_t b, int64_t c) {
@@ -56,7 +57,10 @@ static int allocAll(int count, const int64_t *n, const size_t *size, const bool 
     for (int i = 0; i < count; i++) {
         if (!want[i]) continue;
         *to[i] = calloc(n[i] > 0 ? (size_t)n[i] : 1, size[i]);
-        if (*to[i]) continue;
+        if (*to[i]) {
+            dkv_askLargePages(*to[i], (size_t)n[i] * size[i]);
+            continue;
+        }
         for (int j = 0; j < i; j++) {
             free(*to[j]);
             *to[j] = NULL;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "../ref/dtype.h"
+#include "../ref/pages.h"
 #include "spans.h"
 
 static const char *const names[DKV_N_SLOTS] = {"Q",   "K",  "V",  "dO", "dLSE",  "sink",     "O",
@@ -216,7 +217,7 @@ int dkv_openArena(const dkv_plan *plan, bool shadow, dkv_arena *a, dkv_err *err)
     /* Sealed, so that a kernel cannot cut it off under our feet: what is not there any more is a SIGBUS for us, too. */
     if (a->fd >= 0 && ftruncate(a->fd, a->room) == 0 &&
         fcntl(a->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
-        a->base = mmap(NULL, (size_t)a->room, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+        a->base = dkv_mapFile(a->fd, (size_t)a->room);
     if (shadow) a->shadow = malloc((size_t)a->room);
     if (a->base != MAP_FAILED && (a->shadow || !shadow)) return 0;
     dkv_closeArena(a);
@@ -689,7 +690,10 @@ static void keepSpan(int64_t first, int64_t end, int span, void *arg) {
 /* What forward left is an input of backward. */
 static void keepBlock(dkv_arena *a, int i, dkv_damage *d) {
     const dkv_block_place *b = &a->plan.block[i];
-    if (!a->shadow && !a->kept[i]) a->kept[i] = malloc((size_t)b->bytes + 1);
+    if (!a->shadow && !a->kept[i]) {
+        a->kept[i] = malloc((size_t)b->bytes + 1);
+        if (a->kept[i]) dkv_askLargePages(a->kept[i], (size_t)b->bytes);
+    }
     keep_loop l = {a->shadow ? a->shadow + b->offset : a->kept[i], a->base + b->offset};
     if (l.to) dkv_eachSpan(b->bytes, (double)b->bytes / 4, keepSpan, &l);
     else noRoom(d);

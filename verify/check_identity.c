@@ -40,51 +40,56 @@ double dkv_keyShare(const dkv_case *c, int64_t t, int32_t h, double *error) {
     return -expm1(sink - lse);
 }
 
-static double decodeAt(const void *at, dualkv_dtype t, int64_t i) {
-    double x;
-    dkv_decodeArray((const char *)at + (size_t)i * dkv_dtypeSize(t), t, 1, &x);
-    return x;
+/* `n` elements of an input from element i. */
+static void decodeFrom(const void *at, dualkv_dtype t, int64_t i, int64_t n, double *out) {
+    dkv_decodeArray((const char *)at + (size_t)i * dkv_dtypeSize(t), t, (size_t)n, out);
 }
 
-typedef void (*identity_fn)(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int32_t dim, sum *a,
-                            sum *b);
+#define CHUNK 16 /* sums that are made side by side: their terms lie beside each other */
 
-static void sumDv(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int32_t dim, sum *a, sum *b) {
+/* Both sides of `n` sums from number `first` on. */
+typedef void (*identity_fn)(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int32_t first, int32_t n, sum *a, sum *b);
+
+static void sumDv(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int32_t first, int32_t n, sum *a, sum *b) {
     const dualkv_problem *v = &c->packed.view;
     int32_t g = v->hq / v->hkv;
+    double d_o[CHUNK];
     for (int64_t j = 0; j < v->tk; j++) {
-        int64_t at = (j * v->hkv + kvh) * v->dv + dim;
-        add(a, values->dv[at], c->oracle.bound.dv[at]);
+        const int64_t at = (j * v->hkv + kvh) * v->dv + first;
+        for (int32_t e = 0; e < n; e++) add(&a[e], values->dv[at + e], c->oracle.bound.dv[at + e]);
     }
     for (int64_t t = 0; t < v->tq; t++)
         for (int32_t h = kvh * g; h < (kvh + 1) * g; h++) {
             double error, share = dkv_keyShare(c, t, h, &error);
-            double d_o = decodeAt(c->in.d_o, c->p->dtype, (t * v->hq + h) * v->dv + dim);
-            add(b, share == 0 ? 0 : share * d_o, error * fabs(d_o));
+            decodeFrom(c->in.d_o, c->p->dtype, (t * v->hq + h) * v->dv + first, n, d_o);
+            for (int32_t e = 0; e < n; e++) add(&b[e], share == 0 ? 0 : share * d_o[e], error * fabs(d_o[e]));
         }
 }
 
-static void euler(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int32_t dim, sum *a, sum *b) {
+static void euler(const dkv_case *c, const dkv_outputs *values, int32_t kvh, int32_t first, int32_t n, sum *a, sum *b) {
     const dualkv_problem *v = &c->packed.view;
     int32_t g = v->hq / v->hkv;
-    (void)dim;
+    double x[DKV_DIM_MAX];
+    (void)first;
+    (void)n;
     for (int64_t t = 0; t < v->tq; t++)
-        for (int64_t i = (t * v->hq + kvh * g) * v->dqk; i < (t * v->hq + (kvh + 1) * g) * v->dqk; i++) {
-            double q = decodeAt(c->in.q, c->p->dtype, i);
-            add(a, q * values->dq[i], fabs(q) * c->oracle.bound.dq[i]);
+        for (int32_t h = kvh * g; h < (kvh + 1) * g; h++) {
+            const int64_t at = (t * v->hq + h) * v->dqk;
+            decodeFrom(c->in.q, c->p->dtype, at, v->dqk, x);
+            for (int32_t e = 0; e < v->dqk; e++) add(a, x[e] * values->dq[at + e], fabs(x[e]) * c->oracle.bound.dq[at + e]);
         }
-    for (int64_t j = 0; j < v->tk; j++)
-        for (int64_t i = (j * v->hkv + kvh) * v->dqk; i < (j * v->hkv + kvh + 1) * v->dqk; i++) {
-            double k = decodeAt(c->in.k, c->p->dtype, i);
-            add(b, k * values->dk[i], fabs(k) * c->oracle.bound.dk[i]);
-        }
+    for (int64_t j = 0; j < v->tk; j++) {
+        const int64_t at = (j * v->hkv + kvh) * v->dqk;
+        decodeFrom(c->in.k, c->p->dtype, at, v->dqk, x);
+        for (int32_t e = 0; e < v->dqk; e++) add(b, x[e] * values->dk[at + e], fabs(x[e]) * c->oracle.bound.dk[at + e]);
+    }
 }
 
 typedef struct identity_loop {
     const dkv_case *c;
     const dkv_outputs *values;
     identity_fn sides;
-    int32_t dims;
+    int32_t dims, chunks; /* sums of a KV head, and in how many pieces they are made */
     int64_t broken[DKV_SPANS]; /* the first of the span's sums that is; -1 */
     sum a[DKV_SPANS], b[DKV_SPANS];
 } identity_loop;
@@ -93,12 +98,16 @@ static void identitySpan(int64_t first, int64_t end, int span, void *arg) {
     identity_loop *w = arg;
     w->broken[span] = -1;
     for (int64_t i = first; i < end && w->broken[span] < 0; i++) {
-        sum a = {0}, b = {0};
-        w->sides(w->c, w->values, (int32_t)(i / w->dims), (int32_t)(i % w->dims), &a, &b);
-        if (!broken(&a, &b)) continue;
-        w->broken[span] = i;
-        w->a[span] = a;
-        w->b[span] = b;
+        const int32_t kvh = (int32_t)(i / w->chunks), from = (int32_t)(i % w->chunks) * CHUNK;
+        const int32_t n = w->dims - from < CHUNK ? w->dims - from : CHUNK;
+        sum a[CHUNK] = {{0}}, b[CHUNK] = {{0}};
+        w->sides(w->c, w->values, kvh, from, n, a, b);
+        for (int32_t e = 0; e < n && w->broken[span] < 0; e++) {
+            if (!broken(&a[e], &b[e])) continue;
+            w->broken[span] = (int64_t)kvh * w->dims + from + e;
+            w->a[span] = a[e];
+            w->b[span] = b[e];
+        }
     }
 }
 
@@ -110,8 +119,9 @@ static void checkIdentity(dkv_case *c, dkv_finding *f, identity_fn sides, int32_
     if (!c->p->grad || c->kernel.d.absent & needs) return;
     dkv_findNothing(f);
     for (int who = 0; who < 2; who++) {
-        identity_loop w = {.c = c, .values = who ? &c->got : &c->oracle.truth, .sides = sides, .dims = dims};
-        dkv_eachSpan((int64_t)c->p->hkv * dims, (double)(v->tq * v->hq + v->tk * v->hkv) * v->dv, identitySpan, &w);
+        identity_loop w = {.c = c, .values = who ? &c->got : &c->oracle.truth, .sides = sides, .dims = dims,
+                           .chunks = (dims + CHUNK - 1) / CHUNK};
+        dkv_eachSpan((int64_t)c->p->hkv * w.chunks, (double)(v->tq * v->hq + v->tk * v->hkv) * v->dv, identitySpan, &w);
         for (int i = 0; i < DKV_SPANS; i++) {
             if (w.broken[i] < 0) continue;
             dkv_find(f, DKV_CHECK_DEFECT, who ? DKV_ST_FAILED : DKV_ST_HARNESS_ERROR,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "derive.h"
+#include "spans.h"
 
 /* The branch that is watched: in the group with most segments, the last one with queries, and its ancestors.
  * All else is changed. */
@@ -33,14 +34,22 @@ typedef struct tally {
     int64_t first, bits_first;
 } tally;
 
-/* Elements [from, from + n) of a tensor of the watched branch: the truth of the unchanged problem holds for
- * them. */
-static void compare(const dkv_case *c, const dkv_outputs *got, dkv_tensor_id id, int64_t from, int64_t n,
-                    tally *t) {
-    const double *was = dkv_outputAt(&c->got, id), *now = dkv_outputAt(got, id);
+typedef struct compare_loop {
+    const dkv_case *c;
+    const dkv_outputs *got;
+    dkv_tensor_id id;
+    int64_t from;
+    tally of[DKV_SPANS];
+} compare_loop;
+
+static void compareSpan(int64_t begin, int64_t end, int span, void *arg) {
+    compare_loop *w = arg;
+    const dkv_case *c = w->c;
+    const dkv_tensor_id id = w->id;
+    tally *t = &w->of[span];
+    const double *was = dkv_outputAt(&c->got, id), *now = dkv_outputAt(w->got, id);
     const double *truth = dkv_outputAt(&c->oracle.truth, id), *bound = dkv_outputAt(&c->oracle.bound, id);
-    if (c->kernel.d.absent >> id & 1) return;
-    for (int64_t i = from; was && i < from + n; i++) {
+    for (int64_t i = w->from + begin; i < w->from + end; i++) {
         if (memcmp(&was[i], &now[i], sizeof *was) != 0 && t->bits++ == 0) {
             t->bits_id = id;
             t->bits_first = i;
@@ -50,6 +59,22 @@ static void compare(const dkv_case *c, const dkv_outputs *got, dkv_tensor_id id,
             t->id = id;
             t->first = i;
         }
+    }
+}
+
+/* Elements [from, from + n) of a tensor of the watched branch: the truth of the unchanged problem holds for
+ * them. */
+static void compare(const dkv_case *c, const dkv_outputs *got, dkv_tensor_id id, int64_t from, int64_t n,
+                    tally *t) {
+    compare_loop w = {.c = c, .got = got, .id = id, .from = from};
+    if (c->kernel.d.absent >> id & 1 || !dkv_outputAt(&c->got, id)) return;
+    dkv_eachSpan(n, (double)n, compareSpan, &w);
+    for (int i = 0; i < DKV_SPANS; i++) {
+        const tally *x = &w.of[i];
+        if (x->bits && !t->bits) t->bits_id = id, t->bits_first = x->bits_first;
+        if (x->outside && !t->outside) t->id = id, t->first = x->first;
+        t->bits += x->bits;
+        t->outside += x->outside;
     }
 }
 

@@ -6,10 +6,12 @@
 #include <string.h>
 
 #include "../ref/dtype.h"
+#include "spans.h"
 
 #define ALWAYS 1e6 /* FLOPs of forward and backward below which a case is derived from always */
 #define NEVER 4e9  /* and above which never */
 #define ONE_IN 6   /* of those between */
+#define PARALLEL ((int64_t)1 << 24) /* bytes from which on several threads copy */
 
 bool dkv_worthDeriving(const dkv_case *c, const char *check) {
     double flops = dkv_forwardFlops(c->p) + (c->p->grad ? dkv_backwardFlops(c->p) : 0);
@@ -91,9 +93,23 @@ bool dkv_runDerived(dkv_case *c, dkv_derived *d, const char *what, dkv_finding *
 
 /* ---- inputs ---- */
 
+typedef struct copying {
+    const char *from;
+    char *to;
+} copying;
+
+static void copySpan(int64_t first, int64_t end, int span, void *arg) {
+    const copying *w = arg;
+    (void)span;
+    memcpy(w->to + first, w->from + first, (size_t)(end - first));
+}
+
 static void copyRows(const void *from, void *to, int64_t at, int64_t row, int64_t n, int64_t width, size_t elt) {
-    size_t bytes = (size_t)width * elt;
-    if (from && to && n > 0) memcpy((char *)to + (size_t)row * bytes, (const char *)from + (size_t)at * bytes, (size_t)n * bytes);
+    const int64_t each = width * (int64_t)elt, bytes = n * each;
+    if (!from || !to || n <= 0) return;
+    copying w = {(const char *)from + at * each, (char *)to + row * each};
+    if (bytes < PARALLEL) copySpan(0, bytes, 0, &w);
+    else dkv_eachSpan(bytes, (double)bytes / 4, copySpan, &w);
 }
 
 void dkv_copyTokens(const dkv_case *c, dkv_derived *d, int64_t q_from, int64_t q_to, int64_t k_from, int64_t k_to, int64_t n) {
@@ -124,10 +140,26 @@ int dkv_copyInputs(const dkv_case *c, dkv_inputs *out, dkv_err *err) {
     return 0;
 }
 
-/* The sign of `n` elements from element `at`. */
-static void negate(void *x, size_t elt, int64_t at, int64_t n) {
-    uint8_t *top = (uint8_t *)x + (size_t)at * elt + elt - 1; /* little endian: the sign is in the last byte */
-    for (int64_t i = 0; x && i < n; i++, top += elt) *top ^= 0x80;
+typedef struct negation { /* the first `signs` of every `width` elements */
+    uint8_t *x;
+    int64_t elt, width, signs;
+} negation;
+
+static void negateSpan(int64_t first, int64_t end, int span, void *arg) {
+    const negation *w = arg;
+    (void)span;
+    for (int64_t t = first; t < end; t++) {
+        uint8_t *top = w->x + (t * w->width + 1) * w->elt - 1; /* little endian: the sign is in the last byte */
+        for (int64_t i = 0; i < w->signs; i++, top += w->elt) *top ^= 0x80;
+    }
+}
+
+/* Of `n` vectors from vector `at`. */
+static void negate(void *x, size_t elt, int64_t at, int64_t n, int64_t width, int64_t signs) {
+    negation w = {x, (int64_t)elt, width, signs};
+    if (!x) return;
+    w.x += at * width * w.elt;
+    dkv_eachSpan(n, (double)n * (double)signs, negateSpan, &w);
 }
 
 void dkv_negateTokens(const dkv_case *c, int32_t i, int64_t first, dkv_inputs *in) {
@@ -135,12 +167,11 @@ void dkv_negateTokens(const dkv_case *c, int32_t i, int64_t first, dkv_inputs *i
     const dualkv_segment *s = &v->segments[i];
     size_t elt = dkv_dtypeSize(c->p->dtype);
     int64_t q = s->q_start + first, k = s->k_start + first, nq = s->q_len - first, nk = s->k_len - first;
-    negate(in->q, elt, q * v->hq * v->dqk, nq * v->hq * v->dqk);
-    negate(in->v, elt, k * v->hkv * v->dv, nk * v->hkv * v->dv);
-    negate(in->d_o, elt, q * v->hq * v->dv, nq * v->hq * v->dv);
-    for (int64_t t = k; t < k + nk; t++)
-        for (int64_t h = 0; h < v->hkv; h++) negate(in->k, elt, (t * v->hkv + h) * v->dqk, (v->dqk + 1) / 2);
-    for (int32_t h = 0; h < v->hq && in->d_lse; h++) negate(in->d_lse, sizeof(float), h * v->tq + q, nq);
+    negate(in->q, elt, q * v->hq, nq * v->hq, v->dqk, v->dqk);
+    negate(in->v, elt, k * v->hkv, nk * v->hkv, v->dv, v->dv);
+    negate(in->d_o, elt, q * v->hq, nq * v->hq, v->dv, v->dv);
+    negate(in->k, elt, k * v->hkv, nk * v->hkv, v->dqk, (v->dqk + 1) / 2);
+    for (int32_t h = 0; h < v->hq && in->d_lse; h++) negate(in->d_lse, sizeof(float), h * v->tq + q, nq, 1, 1);
 }
 
 /* ---- outputs ---- */

@@ -190,7 +190,7 @@ static int64_t gatherRows(twin_loop *w) {
     dkv_eachSpan(s->rows, (double)s->rows * (double)(s->heads * s->d), hashSpan, w);
     for (int64_t i = 0; i < s->rows * s->heads; i++)
         if (rows[i].equal) rows[n++] = rows[i];
-    qsort(rows, (size_t)n, sizeof *rows, compareRows);
+    dkv_sortSpans(rows, n, sizeof *rows, compareRows);
     for (int64_t i = 0, end; i < n; i = end) {
         for (end = i; end < n && rows[end].hash == rows[i].hash && rows[end].region == rows[i].region;
              end++) {
@@ -321,6 +321,22 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
             gain_clean + noise / weight + sqrt(2 * bits * error) / weight * eff / (eff - 2 * bits);
 }
 
+typedef struct part_loop {
+    const row_stat *rows;
+    const uint8_t *used;
+    int64_t n;
+    double dof, clip, mean, clean, level;
+    dkv_part *part[PARTS];
+} part_loop;
+
+/* The sums of a part are in one order, whoever runs: parts side by side, no part by several. */
+static void judgeParts(int64_t first, int64_t end, int span, void *arg) {
+    const part_loop *w = arg;
+    (void)span;
+    for (int64_t k = first; k < end; k++)
+        judgePart(w->rows, w->used, w->n, (int)k - 1, w->dof, w->clip, w->mean, w->clean, w->level, w->part[k]);
+}
+
 static bool exceeds(const dkv_part *p) { return p->rms_z > p->rms_limit; }
 static bool leans(const dkv_part *p) {
     return fabs(p->gain) > p->gain_limit || fabs(p->mean_z) > p->mean_limit;
@@ -365,8 +381,8 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
     j->twin = used_n > 0;
     /* fp32: all noise is arithmetic, and where all rows have the same scores they err alike. */
     double mean = format == DUALKV_FP32 ? SIGMA : MEAN;
-    judgePart(stat, used, n, -1, dof, clip, mean, clean, level, &j->all);
-    for (int e = 0; e < 2; e++) judgePart(stat, used, n, e, dof, clip, mean, clean, level, &j->region[e]);
+    part_loop parts = {stat, used, n, dof, clip, mean, clean, level, {&j->all, &j->region[0], &j->region[1]}};
+    dkv_eachSpan(PARTS, (double)n * 64, judgeParts, &parts);
     j->imprecise = exceeds(&j->all) || exceeds(&j->region[0]) || exceeds(&j->region[1]);
     j->biased = leans(&j->all) || leans(&j->region[0]) || leans(&j->region[1]);
 done:

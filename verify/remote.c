@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "../ref/dtype.h"
+#include "../ref/pages.h"
 #include "remote_arena.h"
 #include "spans.h"
 #include "status.h"
@@ -244,7 +245,7 @@ int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, co
         h->arithmetic = *a;
         h->absent = left->absent;
         if (ftruncate(fd, h->bytes) == 0)
-            base = mmap(NULL, (size_t)h->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+            base = dkv_mapFile(fd, (size_t)h->bytes);
     }
     if (base == MAP_FAILED) {
         rc = dkv_fail(err, DKV_EHARNESS, "cannot allocate %lld bytes for the oracle on the device",

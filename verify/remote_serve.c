@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "../ref/device.h"
+#include "../ref/pages.h"
 #include "gpu.h"
 #include "guard.h"
 #include "remote.h"
@@ -178,7 +179,7 @@ dkv_outcome dkv_serveQuestion(dkv_remote_server *s, int fd, int64_t bytes, doubl
     dkv_err err = {0};
     dkv_outcome o = DKV_W_HARNESS;
     if (!s || fd < 0 || bytes < (int64_t)sizeof(dkv_arena_head)) return o;
-    uint8_t *base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    uint8_t *base = dkv_mapFile(fd, (size_t)bytes);
     if (base == MAP_FAILED) {
         snprintf(why, n, "it cannot map %lld bytes", (long long)bytes);
         return o;

@@ -1,6 +1,8 @@
 #include "spans.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "../ref/lanes.h"
 #include "version.h"
@@ -33,4 +35,66 @@ void dkv_eachSpan(int64_t n, double elements, dkv_span_fn f, void *arg) {
     for (int i = 0; i < threads; i++) all[i] = &l;
     if (threads > 1) dkv_runThreads(threads, work, all);
     work(&l);
+}
+
+/* ---- sorting ---- */
+
+#define SORT_ALONE 100000 /* elements up to which one thread sorts */
+#define STEPS 16          /* of work for each element */
+
+typedef struct sorting {
+    char *from, *to;
+    int64_t n, width; /* spans in a run that is sorted */
+    size_t size;
+    int (*compare)(const void *, const void *);
+} sorting;
+
+/* Where span i begins, as dkv_eachSpan cuts. */
+static int64_t beginOf(int64_t n, int64_t i) {
+    const int64_t each = n / DKV_SPANS, more = n % DKV_SPANS;
+    return i >= DKV_SPANS ? n : i * each + (i < more ? i : more);
+}
+
+static void sortSpan(int64_t first, int64_t end, int span, void *arg) {
+    const sorting *s = arg;
+    (void)span;
+    qsort(s->from + (size_t)first * s->size, (size_t)(end - first), s->size, s->compare);
+}
+
+/* Pairs of runs, merged from one array into the other. */
+static void mergePairs(int64_t first, int64_t end, int span, void *arg) {
+    const sorting *s = arg;
+    const size_t size = s->size;
+    (void)span;
+    for (int64_t pair = first; pair < end; pair++) {
+        const int64_t begin = 2 * pair * s->width;
+        const char *a = s->from + (size_t)beginOf(s->n, begin) * size, *middle = s->from + (size_t)beginOf(s->n, begin + s->width) * size;
+        const char *b = middle, *last = s->from + (size_t)beginOf(s->n, begin + 2 * s->width) * size;
+        char *to = s->to + (a - s->from);
+        for (; a < middle && b < last; to += size) {
+            const char **take = s->compare(b, a) < 0 ? &b : &a;
+            memcpy(to, *take, size);
+            *take += size;
+        }
+        memcpy(to, a, (size_t)(middle - a));
+        memcpy(to + (middle - a), b, (size_t)(last - b));
+    }
+}
+
+void dkv_sortSpans(void *base, int64_t n, size_t size, int (*compare)(const void *, const void *)) {
+    char *other = n > SORT_ALONE ? malloc((size_t)n * size) : NULL;
+    sorting s = {base, other, n, 1, size, compare};
+    if (!other) {
+        if (n > 1) qsort(base, (size_t)n, size, compare);
+        return;
+    }
+    dkv_eachSpan(n, STEPS * (double)n, sortSpan, &s);
+    for (; s.width < DKV_SPANS; s.width *= 2) {
+        dkv_eachSpan(DKV_SPANS / (2 * s.width), STEPS * (double)n, mergePairs, &s);
+        char *const was = s.from;
+        s.from = s.to;
+        s.to = was;
+    }
+    if (s.from != base) memcpy(base, s.from, (size_t)n * size);
+    free(other);
 }

@@ -9,9 +9,11 @@
 #include "../ref/dtype.h"
 #include "../ref/mask.h"
 #include "derive.h"
+#include "spans.h"
 #include "strength_rows.h"
 
 #define SEGMENT_MOST (1 << 20)
+#define FEW 1000000 /* elements of a tensor that are not worth several threads */
 #define WHOLE 1e9 /* FLOPs of forward and backward up to which the reference is run again for each fault */
 
 static const char *const names[DKV_N_SLIPS] = {"first-key", "last-key", "key-ahead", "scale",    "kv-head",
@@ -104,9 +106,9 @@ static double excess(double got, double truth, double bound) {
     return e < INFINITY && bound > 0 ? e / bound : INFINITY;
 }
 
-void dkv_noteSlip(dkv_case *c, int slip, dkv_tensor_id id, int32_t segment, int64_t at, double got, int64_t keys) {
+static void noteSlip(const dkv_case *c, dkv_strength *s, int slip, dkv_tensor_id id, int32_t segment, int64_t at, double got,
+                     int64_t keys) {
     const dkv_problem *p = c->p;
-    dkv_strength *s = &c->result->strength;
     const dkv_node *n = segment >= 0 ? &p->nodes[segment] : NULL;
     double truth = dkv_outputAt(&c->oracle.truth, id)[at], bound = dkv_outputAt(&c->oracle.bound, id)[at];
     int32_t format = id == DKV_LSE || id == DKV_DSINK ? DUALKV_FP32 : (int32_t)p->dtype;
@@ -117,32 +119,75 @@ void dkv_noteSlip(dkv_case *c, int slip, dkv_tensor_id id, int32_t segment, int6
     if (ratio > 1 && slip <= DKV_SLIP_LAST && keys > s->longest) s->longest = (double)keys;
 }
 
-static void noteSegment(dkv_case *c, int slip, dkv_tensor_id id, int32_t i, const dkv_outputs *got) {
+void dkv_noteSlip(dkv_case *c, int slip, dkv_tensor_id id, int32_t segment, int64_t at, double got, int64_t keys) {
+    noteSlip(c, &c->result->strength, slip, id, segment, at, got, keys);
+}
+
+/* got NULL: zeros. */
+static void noteSegment(const dkv_case *c, dkv_strength *into, int slip, dkv_tensor_id id, int32_t i, const dkv_outputs *got) {
     const dualkv_problem *v = &c->packed.view;
     const dualkv_segment *s = &v->segments[i];
-    const double *x = dkv_outputAt(got, id);
+    const double *x = got ? dkv_outputAt(got, id) : NULL;
     const dkv_vectors g = dkv_vectorsOf(v, id);
     const bool causal = v->mask == DUALKV_CAUSAL;
     const int64_t from = dkv_firstRow(s, &g), n = dkv_countRows(s, &g);
     /* What is sampled is sampled here, too: not more than so many elements of a segment. */
     int64_t step = c->result->strength.sampled ? 1 + n * g.heads * g.d / SEGMENT_MOST : 1;
-    for (int64_t r = 0; x && r < n; r += step)
+    for (int64_t r = 0; r < n; r += step)
         for (int64_t h = 0; h < g.heads; h++)
             for (int64_t e = 0; e < g.d; e++) {
                 int64_t at = dkv_vectorAt(&g, from + r, h) + e;
-                dkv_noteSlip(c, slip, id, i, at, x[at], id <= DKV_LSE && causal ? s->context + r + 1 : 0);
+                noteSlip(c, into, slip, id, i, at, x ? x[at] : 0, id <= DKV_LSE && causal ? s->context + r + 1 : 0);
             }
 }
 
-static void noteAll(dkv_case *c, const places *at, int slip, const dkv_outputs *got) {
+typedef struct note_loop {
+    const dkv_case *c;
+    const places *at;
+    const dkv_outputs *got;
+    int slip;
+    dkv_tensor_id id;
+    dkv_strength of[DKV_SPANS];
+} note_loop;
+
+static void noteSpan(int64_t first, int64_t end, int span, void *arg) {
+    note_loop *w = arg;
+    for (int64_t i = first; i < end; i++)
+        if (canBe(w->at, w->slip, w->id, (int32_t)i)) noteSegment(w->c, &w->of[span], w->slip, w->id, (int32_t)i, w->got);
+}
+
+/* The larger of both, cell by cell. */
+static void addStrength(const dkv_strength *part, dkv_strength *s) {
+    const float *from = &part->ratio[0][0][0][0];
+    float *cell = &s->ratio[0][0][0][0];
+    for (size_t i = 0; i < sizeof s->ratio / sizeof *cell; i++)
+        if (from[i] > cell[i]) cell[i] = from[i];
+    if (part->longest > s->longest) s->longest = part->longest;
+}
+
+static int noteAll(dkv_case *c, const places *at, int slip, const dkv_outputs *got, dkv_err *err) {
+    dkv_strength *s = &c->result->strength;
+    note_loop *w = malloc(sizeof *w);
+    int64_t n[DKV_N_OUTPUTS];
+    if (!w) return dkv_fail(err, DKV_EHARNESS, "out of memory for what a case would show");
+    dkv_countOutputs(&c->packed, n);
+    *w = (note_loop){.c = c, .at = at, .got = got, .slip = slip};
     for (int id = 0; id < DKV_N_OUTPUTS; id++) {
-        const double *x = dkv_outputAt(got, (dkv_tensor_id)id);
-        if (!x || !dkv_outputAt(&c->oracle.truth, (dkv_tensor_id)id)) continue;
-        for (int32_t i = 0; id != DKV_DSINK && i < c->p->n_nodes; i++)
-            if (canBe(at, slip, id, i)) noteSegment(c, slip, (dkv_tensor_id)id, i, got);
+        const double *x = got ? dkv_outputAt(got, (dkv_tensor_id)id) : NULL;
+        if ((got && !x) || !dkv_outputAt(&c->oracle.truth, (dkv_tensor_id)id)) continue;
         for (int32_t h = 0; id == DKV_DSINK && h < c->p->hq && canBe(at, slip, id, 0); h++)
-            dkv_noteSlip(c, slip, DKV_DSINK, -1, h, x[h], 0);
+            dkv_noteSlip(c, slip, DKV_DSINK, -1, h, x ? x[h] : 0, 0);
+        if (id == DKV_DSINK) continue;
+        w->id = (dkv_tensor_id)id;
+        for (int32_t i = 0; n[id] < FEW && i < c->p->n_nodes; i++)
+            if (canBe(at, slip, id, i)) noteSegment(c, s, slip, (dkv_tensor_id)id, i, got);
+        if (n[id] < FEW) continue;
+        for (int i = 0; i < DKV_SPANS; i++) w->of[i] = *s;
+        dkv_eachSpan(c->p->n_nodes, (double)n[id], noteSpan, w);
+        for (int i = 0; i < DKV_SPANS; i++) addStrength(&w->of[i], s);
     }
+    free(w);
+    return 0;
 }
 
 /* ---- the faults ---- */
@@ -181,8 +226,7 @@ static int mutate(dkv_case *c, const places *at, int slip, dkv_mutant mutant, dk
     } else {
         rc = dkv_refBlocked(c->p, &c->packed, &c->in, &ref, work, err);
     }
-    if (!rc) noteAll(c, at, slip, work);
-    return rc;
+    return rc ? rc : noteAll(c, at, slip, work, err);
 }
 
 static int dropResponse(dkv_case *c, const places *at, dkv_outputs *work, dkv_err *err) {
@@ -203,7 +247,7 @@ static int dropResponse(dkv_case *c, const places *at, dkv_outputs *work, dkv_er
     }
     copyForward(c, work);
     if (!rc) rc = dkv_refBlockedBackward(c->p, &c->packed, &in, &ref, work, err);
-    if (!rc) noteAll(c, at, DKV_SLIP_RESPONSE, work);
+    if (!rc) rc = noteAll(c, at, DKV_SLIP_RESPONSE, work, err);
     dkv_freeInputs(&in);
     return rc;
 }
@@ -218,17 +262,10 @@ static int useOld(dkv_case *c, const places *at, dkv_outputs *work, dkv_err *err
     if (!rc) rc = dkv_fillInputs(&p, &c->packed, c->options->data_dir, &in, err);
     bool other = !rc && isOther(c, &in);
     if (other) rc = dkv_refBlocked(&p, &c->packed, &in, &ref, work, err);
-    if (other && !rc) noteAll(c, at, DKV_SLIP_OLD, work);
+    if (other && !rc) rc = noteAll(c, at, DKV_SLIP_OLD, work, err);
     dkv_freeInputs(&in);
     dkv_freeProblem(&p);
     return rc;
-}
-
-static void zero(const dkv_case *c, dkv_outputs *work) {
-    int64_t n[DKV_N_OUTPUTS];
-    dkv_countOutputs(&c->packed, n);
-    for (int id = 0; id < DKV_N_OUTPUTS; id++)
-        if (dkv_outputAt(work, (dkv_tensor_id)id)) memset(dkv_outputAt(work, (dkv_tensor_id)id), 0, (size_t)n[id] * sizeof(double));
 }
 
 int dkv_measureStrength(dkv_case *c, dkv_err *err) {
@@ -244,7 +281,7 @@ int dkv_measureStrength(dkv_case *c, dkv_err *err) {
     for (size_t i = 0; i < sizeof s->ratio / sizeof *cell; i++) cell[i] = -1;
     s->sampled = dkv_forwardFlops(c->p) + (c->p->grad ? dkv_backwardFlops(c->p) : 0) > WHOLE;
     int rc = findPlaces(c->p, &at, err);
-    if (!rc) rc = dkv_allocOutputs(&c->packed, &work, err);
+    if (!rc && !s->sampled) rc = dkv_allocOutputs(&c->packed, &work, err);
     for (size_t i = 0; i < sizeof mutants / sizeof mutants[0] && !rc && !s->sampled; i++) {
         int slip = mutants[i].slip;
         if ((slip == DKV_SLIP_HEAD && !headsDiffer(c)) || (slip == DKV_SLIP_DELTA && !c->p->grad)) continue;
@@ -253,8 +290,7 @@ int dkv_measureStrength(dkv_case *c, dkv_err *err) {
     if (!rc && !s->sampled && c->p->grad) rc = dropResponse(c, &at, &work, err);
     if (!rc && !s->sampled) rc = useOld(c, &at, &work, err);
     if (!rc && s->sampled) dkv_loseKeys(c, at.rows);
-    if (!rc && !s->sampled) zero(c, &work); /* else nothing was written there */
-    if (!rc) noteAll(c, &at, DKV_SLIP_ZEROS, &work);
+    if (!rc) rc = noteAll(c, &at, DKV_SLIP_ZEROS, NULL, err);
     s->measured = !rc;
     dkv_freeOutputs(&work);
     free(at.rows);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "spans.h"
+
 dkv_vectors dkv_vectorsOf(const dualkv_problem *v, dkv_tensor_id id) {
     switch (id) {
     case DKV_O: return (dkv_vectors){v->tq, v->hq, v->dv, .keys = false};
@@ -54,7 +56,7 @@ int64_t dkv_countDistinct(const double *x, int64_t n, double *work) {
     int64_t m = 0, k = 0;
     for (int64_t i = 0; i < n; i++)
         if (isfinite(x[i])) work[m++] = x[i];
-    qsort(work, (size_t)m, sizeof *work, compareDoubles);
+    dkv_sortSpans(work, m, sizeof *work, compareDoubles);
     for (int64_t i = 0; i < m; i++) k += i == 0 || work[i] != work[i - 1];
     return k;
 }
