@@ -31,7 +31,7 @@
     C(Maxima, "maxima", "overstated longest lengths change nothing (bits: only reported)")                \
     C(Sequence, "sequence", "run=aba: other cases between two runs change nothing, and pass")             \
     C(Repeat, "repeat", "two runs give the same bits where that is promised")                             \
-    C(Reuse, "reuse", "other data in the same buffers, then the same in others: nothing is remembered")   \
+    C(Reuse, "reuse", "other data in the same buffers, then Q, K, V in others with -dO: nothing is remembered") \
     C(Twin, "twin", "no more rounding than declared, no bias that it does not explain")                   \
     C(Lean, "lean",                                                                                       \
        "where no twin speaks: no tensor, region or head leans in a direction that no known rounding has") \

@@ -1,5 +1,6 @@
-/* Other data in the buffers of the last run, then the first data again in other buffers: a kernel that remembers by address,
- * or by the first bytes of a tensor, gives what it gave before.
+/* Other data in the buffers of the last run, then the first Q, K and V again in other buffers, with dO and dLSE of the other
+ * sign: a kernel that remembers by address, by the first bytes of a tensor, or gradients by Q, K and V, gives what it gave
+ * before.
  *
  * The other data need no oracle of their own. In the last KV head, and the query heads that use it, the upper half of the
  * channels changes its sign: of Q and K together (no score changes; dQ and dK do their sign), of V and dO together (dP does
@@ -16,26 +17,28 @@
 typedef struct moves {
     int32_t hq, hkv;
     bool rotated;
+    bool negated; /* nothing but this: dO and dLSE change their sign, and gradients with them */
 } moves;
 
 /* Head whose data head h has, of Q-like (n = hq) and K-like tensors. */
 static int32_t sourceHead(const moves *m, int32_t h, bool by_key) {
     int32_t group = m->hq / m->hkv;
-    if (!m->rotated) return h;
+    if (!m->rotated || m->negated) return h;
     if (by_key) return (h + 1) % m->hkv;
     return m->hkv > 1 ? (h + group) % m->hq : (h + 1) % m->hq;
 }
 
-static bool flipped(const moves *m, int32_t h, bool by_key, int32_t c, int32_t dim) {
+/* A channel of a head of Q, K, V, dO, or of O and their gradients. `negates`: it is dO, or a gradient. */
+static bool flipped(const moves *m, int32_t h, bool by_key, bool negates, int32_t c, int32_t dim) {
     int32_t kvh = by_key ? h : h / (m->hq / m->hkv);
-    return kvh == m->hkv - 1 && c >= dim / 2;
+    return m->negated ? negates : kvh == m->hkv - 1 && c >= dim / 2;
 }
 
 typedef struct move_loop {
     const moves *m;
     const void *from;
     void *to;
-    bool by_key;
+    bool by_key, negates;
     int32_t dim;
     size_t elt;
 } move_loop;
@@ -52,12 +55,13 @@ static void moveSpan(int64_t first, int64_t end, int span, void *arg) {
             char *x = (char *)l->to + (size_t)((t * heads + h) * dim) * elt;
             memcpy(x, (const char *)l->from + (size_t)((t * heads + sourceHead(m, h, by_key)) * dim) * elt, (size_t)dim * elt);
             for (int32_t c = 0; c < dim; c++)
-                if (flipped(m, h, by_key, c, dim)) x[(size_t)(c + 1) * elt - 1] ^= (char)0x80; /* the sign's byte */
+                if (flipped(m, h, by_key, l->negates, c, dim)) x[(size_t)(c + 1) * elt - 1] ^= (char)0x80; /* the sign's byte */
         }
 }
 
-static void moveVectors(const moves *m, const void *from, void *to, int64_t rows, bool by_key, int32_t dim, size_t elt) {
-    move_loop l = {m, from, to, by_key, dim, elt};
+static void moveVectors(const moves *m, const void *from, void *to, int64_t rows, bool by_key, bool negates, int32_t dim,
+                        size_t elt) {
+    move_loop l = {m, from, to, by_key, negates, dim, elt};
     if (from) dkv_eachSpan(rows, (double)rows * (by_key ? m->hkv : m->hq) * dim, moveSpan, &l);
 }
 
@@ -68,13 +72,14 @@ static int moveInputs(const dkv_side *s, const moves *m, dkv_inputs *out, dkv_er
     size_t elt = dkv_dtypeSize((dualkv_dtype)v->dtype);
     int rc = dkv_allocInputs(l, out, err);
     if (rc) return rc;
-    moveVectors(m, in->q, out->q, v->tq, false, v->dqk, elt);
-    moveVectors(m, in->k, out->k, v->tk, true, v->dqk, elt);
-    moveVectors(m, in->v, out->v, v->tk, true, v->dv, elt);
-    moveVectors(m, in->d_o, out->d_o, v->tq, false, v->dv, elt);
+    moveVectors(m, in->q, out->q, v->tq, false, false, v->dqk, elt);
+    moveVectors(m, in->k, out->k, v->tk, true, false, v->dqk, elt);
+    moveVectors(m, in->v, out->v, v->tk, true, false, v->dv, elt);
+    moveVectors(m, in->d_o, out->d_o, v->tq, false, true, v->dv, elt);
     for (int32_t h = 0; h < v->hq; h++) {
         int32_t from = sourceHead(m, h, false);
-        if (in->d_lse) memcpy(out->d_lse + h * v->tq, in->d_lse + from * v->tq, (size_t)v->tq * sizeof *in->d_lse);
+        for (int64_t t = 0; in->d_lse && t < v->tq; t++)
+            out->d_lse[h * v->tq + t] = (m->negated ? -1 : 1) * in->d_lse[from * v->tq + t];
         if (in->sink) out->sink[h] = in->sink[from];
     }
     return 0;
@@ -98,14 +103,15 @@ static void movedSpan(int64_t first, int64_t end, int span, void *arg) {
     const dualkv_problem *v = &c->packed.view;
     const double *x = dkv_outputAt(got, id), *truth = dkv_outputAt(&c->oracle.truth, id);
     const double *bound = dkv_outputAt(&c->oracle.bound, id), *own = dkv_outputAt(&c->got, id);
-    const bool guessed = !c->kernel.d.arithmetic.declared;
+    const bool guessed = !c->kernel.d.arithmetic.declared, negates = id >= DKV_DQ;
     const dkv_vectors g = dkv_vectorsOf(v, id);
     const int32_t dim = (int32_t)g.d;
     for (int64_t r = first; r < end; r++)
         for (int32_t h = 0; h < g.heads; h++) {
-            const int64_t at = dkv_vectorAt(&g, r, h), was = dkv_vectorAt(&g, r, m ? sourceHead(m, h, g.keys) : h);
+            const int64_t at = dkv_vectorAt(&g, r, h), was = dkv_vectorAt(&g, r, sourceHead(m, h, g.keys));
             for (int32_t k = 0; k < dim; k++) {
-                double sign = m && !g.by_head && !g.sums && flipped(m, h, g.keys, k, dim) ? -1 : 1, want = sign * truth[was + k];
+                const bool flips = m->negated ? negates : !g.by_head && !g.sums && flipped(m, h, g.keys, negates, k, dim);
+                double sign = flips ? -1 : 1, want = sign * truth[was + k];
                 double allowed = bound[was + k];
                 if (!dkv_isClaimed(c, id, want, allowed)) continue;
                 if (guessed && !isfinite(own[was + k])) continue; /* said elsewhere */
@@ -125,13 +131,22 @@ static void compareMoved(const dkv_case *c, const moves *m, const dkv_outputs *g
     for (int i = 0; i < DKV_SPANS; i++) dkv_addTally(&l.of[i], t);
 }
 
-/* One run and what it says. m: NULL where the data are the case's own. */
-static bool runAgain(dkv_case *c, const moves *m, int index, const char *what, dkv_finding *f) {
+/* One run with moved inputs and what it says. */
+static bool runMoved(dkv_case *c, const moves *m, int index, const char *what, dkv_finding *f) {
+    dkv_side *s = &c->kernel;
+    const dkv_inputs *own = s->in;
+    dkv_inputs moved = {0};
     dkv_run run = {0};
     dkv_outputs packed = {0};
     dkv_err err = {0};
     dkv_tally t = {0};
-    dkv_outcome o = dkv_runSide(&c->kernel, index, &run);
+    if (moveInputs(s, m, &moved, &err)) {
+        dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_HARNESS_ERROR, "%.300s", err.text);
+        goto done;
+    }
+    s->in = &moved;
+    dkv_outcome o = dkv_runSide(s, index, &run);
+    s->in = own;
     if (!dkv_cameThrough(c, o, what, f)) goto done;
     if (dkv_packRun(&c->kernel, &c->packed, &run.out, &packed, &err)) {
         dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_HARNESS_ERROR, "%.300s", err.text);
@@ -146,30 +161,21 @@ static bool runAgain(dkv_case *c, const moves *m, int index, const char *what, d
 done:
     dkv_freePacked(&c->kernel, &packed);
     dkv_freeRun(&run);
+    dkv_freeInputs(&moved);
     return f->state != DKV_CHECK_DEFECT;
 }
 
 void dkv_checkReuse(dkv_case *c, dkv_finding *f) {
     dkv_side *s = &c->kernel;
-    const dkv_inputs *own = s->in;
-    moves m = {c->p->hq, c->p->hkv, c->p->seed % 2 == 0 && !c->p->alibi};
-    dkv_inputs other = {0};
-    dkv_err err = {0};
+    const moves other = {c->p->hq, c->p->hkv, c->p->seed % 2 == 0 && !c->p->alibi, false};
+    const moves again = {c->p->hq, c->p->hkv, false, true};
     bool foreign = s->w && s->w->spec.kind != DKV_SPEC_NAME;
     if (c->options->nested || dkv_isFiles(s->w) || (!foreign && !dkv_worthDeriving(c, "reuse"))) return;
-    dkv_description again; /* other checks have told the kernel of other problems */
-    if (!dkv_cameThrough(c, dkv_describeCase(s->w, c->line, &again), "the case described again", f)) return;
-    if (moveInputs(s, &m, &other, &err)) {
-        dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_HARNESS_ERROR, "%.300s", err.text);
-        return;
-    }
-    s->in = &other;
-    bool good = runAgain(c, &m, DKV_RUNS_MAX, "other data in the same buffers", f);
-    s->in = own;
-    if (good) {
-        s->w->move = true;
-        runAgain(c, NULL, DKV_RUNS_MAX + 1, "the same data in other buffers", f);
-        s->w->move = false;
-    }
-    dkv_freeInputs(&other);
+    dkv_description told; /* other checks have told the kernel of other problems */
+    if (!dkv_cameThrough(c, dkv_describeCase(s->w, c->line, &told), "the case described again", f)) return;
+    if (!runMoved(c, &other, DKV_RUNS_MAX, "other data in the same buffers", f)) return;
+    s->w->move = true;
+    runMoved(c, &again, DKV_RUNS_MAX + 1,
+             s->in->d_o ? "the same Q, K and V in other buffers, dO with the other sign" : "the same data in other buffers", f);
+    s->w->move = false;
 }
