@@ -76,7 +76,7 @@ def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # noqa: BLE001
+        except BaseException:  # noqa: BLE001: of a stream that the function put there; exit() would not come through C
             pass
 
 
@@ -90,7 +90,7 @@ def print_traceback(files: Sequence[str] = ()) -> None:
     try:
         if at is not None or not isinstance(e, KernelError):
             traceback.print_exception(kind, e, at or whole)
-    except Exception:  # noqa: BLE001
+    except BaseException:  # noqa: BLE001
         pass
 
 
@@ -98,9 +98,10 @@ def explain(e: BaseException, files: Sequence[str] = ()) -> str:
     """An exception in one line, with the innermost place of it in `files` (else the innermost of all)."""
     if isinstance(e, KernelError):
         return str(e)
-    text = "".join(traceback.format_exception_only(type(e), e)).strip().splitlines()[-1]
+    lines = "".join(traceback.format_exception_only(type(e), e)).strip().splitlines()
     if isinstance(e, SyntaxError) and e.filename:
-        return f"{text} ({os.path.basename(e.filename)}, line {e.lineno})"
+        return f"{lines[-1]} ({os.path.basename(e.filename)}, line {e.lineno})"
+    text = lines[0]  # what goes on is in the traceback
     frames = traceback.extract_tb(e.__traceback__)
     mine = [f for f in frames if f.filename in files] or [f for f in frames if not f.filename.startswith("<frozen ")]
     return f"{text} ({os.path.basename(mine[-1].filename)}, line {mine[-1].lineno}, in {mine[-1].name})" if mine else text
@@ -425,8 +426,8 @@ class Launch:
             for call in self.calls():
                 leaves, sink = self.make_leaves(call, p.grad and f.backward is None)
                 o, lse = self.outputs(self.call(call, leaves, sink), call)
-                o = self.xp.checked("O", o, o.shape, p.dtype)
-                lse = None if lse is None else self.xp.checked("LSE", lse, lse.shape, "fp32")
+                o = self.xp.checked("O", o, np.shape(o), p.dtype)
+                lse = None if lse is None else self.xp.checked("LSE", lse, np.shape(lse), "fp32")
                 if f.row.merges:
                     parts.append((call, o, lse))
                     continue
@@ -666,8 +667,9 @@ class Table:
     def _launches(self, _: Any) -> int:
         assert isinstance(self.function, Function)
         try:
-            return int(self.function.launches())
-        except Exception:  # it counted nothing
+            return int(self.function.launches()) & (1 << 64) - 1
+        except BaseException as e:  # it counted nothing
+            self._leave(e)
             print_traceback()
             return 0
 
@@ -675,7 +677,8 @@ class Table:
         assert isinstance(self.function, Function)
         try:
             why = self.function.refusal(View(p.contents))
-        except Exception as e:  # of the function's own refuses(): a reason like any other
+        except BaseException as e:  # of the function's own refuses(): a reason like any other
+            self._leave(e)
             print_traceback()
             why = f"its refuses() failed: {explain(e, self.function.files)}"
         if why is None:
@@ -683,27 +686,32 @@ class Table:
         _put(ctypes.addressof(self.reason), len(self.reason), why)
         return ctypes.addressof(self.reason)
 
+    def _leave(self, e: BaseException) -> None:
+        """exit() ends a process of its own, and Ctrl-C the serving of a guest; returns for all else. An exception that came
+        through C would be lost, and what it returned be nobody's choice."""
+        if isinstance(e, SystemExit) and self.guest_of is None:
+            flush()
+            os._exit(e.code if isinstance(e.code, int) else 0 if e.code is None else 1)
+        if isinstance(e, KeyboardInterrupt):
+            self.interrupted = True
+            if self.guest_of is not None:
+                with socket.socket(fileno=os.dup(self.guest_of)) as channel:
+                    channel.shutdown(socket.SHUT_RDWR)
+
     def _run(self, launch: Any, err: int, room: int, backward: bool) -> int:
         assert isinstance(self.function, Function)
         try:
             self.function.run(launch.contents, backward)
             return 0
-        except SystemExit as e:  # what it would have done to a process of its own
-            if self.guest_of is None:
-                flush()
-                os._exit(e.code if isinstance(e.code, int) else 0 if e.code is None else 1)
-            _put(err, room, f"{self.function.name} called exit({e.code})")
-            return 1
-        except KeyboardInterrupt:
-            self.interrupted = True
-            _put(err, room, "KeyboardInterrupt")
-            if self.guest_of is not None:
-                with socket.socket(fileno=os.dup(self.guest_of)) as channel:
-                    channel.shutdown(socket.SHUT_RDWR)
-            return 1
         except BaseException as e:
-            print_traceback(self.function.files)
-            _put(err, room, explain(e, self.function.files))
+            self._leave(e)
+            if isinstance(e, SystemExit):
+                _put(err, room, f"{self.function.name} called exit({e.code})")
+            elif isinstance(e, KeyboardInterrupt):
+                _put(err, room, "KeyboardInterrupt")
+            else:
+                print_traceback(self.function.files)
+                _put(err, room, explain(e, self.function.files))
             return 1
         finally:
             flush()

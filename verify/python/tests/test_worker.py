@@ -46,14 +46,15 @@ class Dishonest(unittest.TestCase):
 
     def test_wrong_answers(self) -> None:
         self.expect({"honest": "PASSED", "zeros": "FAILED", "copy_of_q": "FAILED", "previous": "FAILED",
-                     "by_pointer": "FAILED", "nothing": "UNWRITTEN", "last_row_left": "UNWRITTEN",
+                     "by_pointer": "FAILED", "remembers_gradients": "FAILED", "nothing": "UNWRITTEN", "last_row_left": "UNWRITTEN",
                      "mutates": "INPUT_MUTATED", "overruns": "OUT_OF_BOUNDS", "unsteady": "NONDETERMINISTIC",
                      "fallback": "NOT_RUN"}, [ABA])
 
     def test_crashes(self) -> None:
         self.expect({"exits": "CRASHED", "exits_at_once": "CRASHED", "killed": "CRASHED", "segfault": "CRASHED",
                      "garbles": "CRASHED", "deaf": "NOT_RUN", "cuts": "NOT_RUN", "raises": "NOT_RUN", "wrong_shape": "NOT_RUN", "wrong_type": "NOT_RUN",
-                     "returns_none": "NOT_RUN", "honest": "PASSED"}, [LINE, LINE + " seed=2"])
+                     "returns_none": "NOT_RUN", "exits_when_asked": "CRASHED", "exits_when_counted": "CRASHED", "gags": "PASSED",
+                     "lists": "PASSED", "honest": "PASSED"}, [LINE, LINE + " seed=2"])
 
     def test_a_reason_is_given(self) -> None:
         got = statuses([LINE], ["deaf", "starves"])
