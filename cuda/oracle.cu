@@ -530,9 +530,8 @@ static int oracle_twin(dkv_device_oracle *o, const void *kernel_o, const float *
 static int oracle_gradients(dkv_device_oracle *o, const void *kernel_o, const float *kernel_lse) {
     return runStage(o, stage{3, kernel_o, kernel_lse});
 }
-static int oracle_lseRows(dkv_device_oracle *o, int64_t *rows, int64_t *alike) {
-    *rows = o->lse_rows;
-    *alike = o->lse_alike;
+static int oracle_alikeRows(dkv_device_oracle *o, dkv_alike *out) {
+    *out = o->alike;
     return 0;
 }
 static int oracle_hasTwin(const dkv_device_oracle *o, dkv_tensor_id id) { return o->has_twin[id]; }
@@ -597,7 +596,7 @@ extern "C" __attribute__((visibility("default"))) const dkv_oracle_ops *dkv_orac
         oracle_store,
         oracle_cost,
         oracle_gradients,
-        oracle_lseRows,
+        oracle_alikeRows,
     };
     return &ops;
 }

@@ -82,7 +82,7 @@ struct dkv_device_oracle {
     int64_t count[DKV_N_OUTPUTS];
     double *out[DKV_N_PARTS][DKV_N_OUTPUTS];
     bool has_twin[DKV_N_OUTPUTS], bounded;
-    int64_t lse_rows, lse_alike;
+    dkv_alike alike;
     float *slopes; /* device; NULL */
     int32_t g;
     int64_t rows, max_m, sub_rows, ld; /* rows a block; stacked; rows of a CPU block; keys a tile */

@@ -425,22 +425,25 @@ static int countEqual(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, c
 }
 
 __global__ void classes_kernel(int64_t n, const unsigned long long *cls, const float *count, unsigned long long *out) {
-    unsigned long long rows = 0, alike = 0;
+    unsigned long long rows = 0, alike = 0, capped = 0;
     DKV_GRID_LOOP(i, n) {
         if (cls[i] == 0) continue;
         rows++;
         alike += (unsigned long long)count[i];
+        capped += cls[i] & DKV_CLASS_CAPPED ? (unsigned long long)count[i] : 1;
     }
     for (int s = 16; s; s >>= 1) {
         rows += __shfl_xor_sync(~0u, rows, s);
         alike += __shfl_xor_sync(~0u, alike, s);
+        capped += __shfl_xor_sync(~0u, capped, s);
     }
     if (threadIdx.x % 32) return;
     atomicAdd(&out[0], rows);
     atomicAdd(&out[1], alike);
+    atomicAdd(&out[2], capped);
 }
 
-/* Adds the head's rows, and how many of them err alike in LSE. */
+/* Adds the head's rows, and how many of them err alike. */
 static int countClasses(dkv_device_oracle *o) {
     dkv_twin_device *t = o->twin;
     const int64_t n = o->l->view.tq * o->g;
@@ -510,7 +513,7 @@ static int allocate(dkv_device_oracle *o) {
                           DOUBLES(d_lse_sums, o->in.d_lse ? mq : 0),
                           DOUBLES(delta_own, m),
                           DOUBLES(row_class, mq),
-                          DOUBLES(classes, 2),
+                          DOUBLES(classes, 3),
                           DOUBLES(top.s, m),
                           DOUBLES(top.vs, m),
                           DOUBLES(top.chain, m),
@@ -571,8 +574,9 @@ static int allocate(dkv_device_oracle *o) {
                           DOUBLES(dk_spread, loses * tk * dqk),
                           DOUBLES(dv_size, loses * tk * dv),
                           DOUBLES(dv_spread, loses * tk * dv),
-                          DOUBLES(key_n, t->anyhow ? tk : 0),
-                          DOUBLES(key_n2, t->anyhow ? tk : 0),
+                          DOUBLES(key_n, tk),
+                          DOUBLES(key_n2, tk),
+                          DOUBLES(row_done, m),
                           DOUBLES(size, lost * d),
                           DOUBLES(spread, lost * d),
                           DOUBLES(row_n, lost),
@@ -709,13 +713,12 @@ int dkv_runTwin(dkv_device_oracle *o, const void *kernel_o, const float *kernel_
     o->has_twin[DKV_LSE] = true;
     o->has_twin[DKV_DQ] = o->has_twin[DKV_DK] = o->has_twin[DKV_DV] = grad;
     o->has_twin[DKV_DSINK] = grad && o->p->sink;
-    unsigned long long classes[2] = {0, 0};
+    unsigned long long classes[3] = {0, 0, 0};
     DKV_TRY_CUDA(cudaMemsetAsync(o->twin->classes, 0, sizeof classes, o->stream));
     for (int32_t kvh = 0; kvh < o->p->hkv; kvh++) DKV_TRY(runHead(o, kvh, kernel_o, kernel_lse));
     DKV_TRY_CUDA(cudaMemcpyAsync(classes, o->twin->classes, sizeof classes, cudaMemcpyDeviceToHost, o->stream));
     DKV_TRY_CUDA(cudaStreamSynchronize(o->stream));
-    o->lse_rows = (int64_t)classes[0];
-    o->lse_alike = (int64_t)classes[1];
+    o->alike = dkv_alike{(int64_t)classes[0], (int64_t)classes[1], (int64_t)classes[2]};
     if (o->has_twin[DKV_DSINK]) {
         sum_sink_kernel<<<dkv_blocksFor(o->p->hq, 32), 32, 0, o->stream>>>(
             o->p->hq, o->l->view.tq, o->twin->u.z.unit2, o->twin->sink_y, o->twin->sink_v,

@@ -41,12 +41,13 @@ typedef struct dkv_twin_device {
     float *equal_any[2], *equal_own[2];      /* [tq, g]: a group's, a node's rows; [1]: whatever their dLSE, as dV has it */
     double *d_lse, *any_d_lse, *own_d_lse, *d_lse_sums; /* [tq, g]: dLSE, its mean over these rows, sums of it */
     double *delta_own;                                  /* [m]: what subtracting dLSE leaves of delta's variance */
-    unsigned long long *row_class, *classes; /* [tq, g]: rows whose LSE errs alike have the same; [2]: rows, alike */
+    unsigned long long *row_class, *classes; /* [tq, g]: rows that err alike have the same; [3]: as in dkv_alike */
     int32_t *segment_k, *segment_q, *group_q;          /* [tk], [tq], [tq] */
     unsigned long long *hash, *sorted;                 /* [max(tk, tq * g)] */
     /* of the block: [m, d] */
     double *a1, *a2, *chain, *loss, *o_exact, *o_var;
     double *size, *spread, *row_n, *row_n2; /* of dQ, as in dkv_rowSum */
+    double *row_done;                       /* [max_m]: terms of the sum so far, where it is folded */
     double *q_mean2, *o_mean2, *mean_any[2], *mean_own[2]; /* [subm, d], [subm] */
     dkv_top_rows top;
     /* of the tile */
@@ -109,6 +110,7 @@ typedef struct row_parts { /* of one tile, [subs, m, d]; NULL: none */
     int64_t max_m;
     int32_t m, d, subs, sub_m;
     double fold, squares_by; /* factor on the step's squares */
+    const double *done;      /* [m] */
 } row_parts;
 
 /* A block's rows of a packed [hq, tq] array, as doubles. */
@@ -194,6 +196,8 @@ int dkv_twinLoadTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t
 int dkv_twinPartRows(dkv_device_oracle *o, const dkv_area *t, int d, double alpha, const double *w,
                      const double *x, bool careful, double *part);
 int dkv_twinAddRows(dkv_device_oracle *o, const row_parts *k, row_sums sums);
+int dkv_twinCountTerms(dkv_device_oracle *o, int64_t n, int64_t parts, int64_t ld, const double *count, double *sum,
+                       double *sum2);
 static inline row_sums dkv_twinRowSums(const dkv_device_oracle *o, bool of_dq) {
     const dkv_twin_device *x = o->twin;
     row_sums s = {o->acc, x->chain, x->loss, x->a1, x->a2, NULL, NULL, NULL, NULL};

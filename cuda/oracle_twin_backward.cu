@@ -168,7 +168,8 @@ typedef struct key_parts {         /* of one tile */
     const double *count, *squares; /* [subm, ld] */
     const double *mean2, *alike;   /* [subm, d], [subm] */
     double *x, *var;               /* of the tile's first key: element (j, c) at j * ld_x + c */
-    double *sizes, *spread, *key_n, *key_n2; /* of the tile's first key, [n, d] and [n]; key_n NULL: counted already */
+    double *sizes, *spread;        /* of the tile's first key, [n, d] */
+    const double *done;            /* [n]: terms so far, in all accumulators */
     int64_t ld, ld_x;
     int32_t n, d, subm, parts;
     double fold, squares_by;
@@ -177,21 +178,19 @@ typedef struct key_parts {         /* of one tile */
 __global__ void add_keys_kernel(dkv_noise z, key_parts k) {
     DKV_GRID_LOOP(e, (int64_t)k.n * k.d) {
         const int64_t j = e / k.d, c = e % k.d, at = j * k.ld_x + c;
-        double x = k.x[at], var = k.var[at];
+        double x = k.x[at], var = k.var[at], done = k.done[j] / k.parts;
         for (int b = 0; b < k.subm; b++) {
             const int64_t part = b * (int64_t)k.n * k.d + e;
             const double before = x, n = k.count[b * k.ld + j] / k.parts;
             x += k.sum[part];
             const dkv_formula_step step = dkv_formulaEven(n, k.squares_by * k.squares[b * k.ld + j] / k.parts);
             var += dkv_twinAlike(k.alike[b]) *
-                   dkv_formulaChain(&z, step, k.fold, before, x, k.mean2[b * k.d + c]);
+                   dkv_formulaChain(&z, step, k.fold, done, before, x, k.mean2[b * k.d + c]);
+            done += n;
             if (!k.size) continue;
             var += dkv_twinPathWithin(&z, k.fold, n, step.squares) * k.mean2[b * k.d + c];
             k.sizes[e] += k.size[part];
             k.spread[e] += (x - before) * (x - before);
-            if (!k.key_n || c > 0) continue;
-            k.key_n[j] += k.count[b * k.ld + j];
-            k.key_n2[j] += k.count[b * k.ld + j] * k.count[b * k.ld + j];
         }
         k.x[at] = x;
         k.var[at] = var;
@@ -263,7 +262,6 @@ typedef struct key_sum {
     int d;
     double *x, *var, *sizes, *spread;
     int64_t ld_x;
-    bool counts; /* the first of the tile's sums */
 } key_sum;
 
 static int addKeySum(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t, row_set rows,
@@ -289,8 +287,7 @@ static int addKeySum(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t
                    k.var,
                    k.sizes,
                    k.spread,
-                   gain && k.counts ? x->key_n + t->k_row : NULL,
-                   gain && k.counts ? x->key_n2 + t->k_row : NULL,
+                   x->key_n + t->k_row,
                    t->ld,
                    k.ld_x,
                    t->n,
@@ -335,8 +332,7 @@ static int addKeySums(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
                            dv_var + row * p->dv,
                            x->dv_size + own_row * p->dv,
                            x->dv_spread + own_row * p->dv,
-                           (one ? hkv : 1) * p->dv,
-                           e == 0};
+                           (one ? hkv : 1) * p->dv};
         const key_sum k = {b.ds,
                            b.w_ds,
                            b.size,
@@ -351,11 +347,13 @@ static int addKeySums(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
                            dk_var + row * p->dqk,
                            x->dk_size + own_row * p->dqk,
                            x->dk_spread + own_row * p->dqk,
-                           (one ? hkv : 1) * p->dqk,
-                           false};
+                           (one ? hkv : 1) * p->dqk};
         DKV_TRY(addKeySum(o, s, t, rows, v, alike[1]));
         DKV_TRY(addKeySum(o, s, t, rows, k, alike[0]));
     }
+    if (x->anyhow || x->u.z.fold_dkv > 0)
+        DKV_TRY(dkv_twinCountTerms(o, t->n, (t->m + x->sub_m - 1) / x->sub_m, t->ld, x->col_n, x->key_n + t->k_row,
+                                   x->key_n2 + t->k_row));
     return 0;
 }
 
@@ -376,6 +374,7 @@ static int addQueries(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
     k.subs = (t->n + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS;
     k.sub_m = (int32_t)x->sub_m;
     k.fold = x->u.z.fold_dq;
+    k.done = x->row_done;
     k.squares_by = scale * scale;
     walk_kernel<<<dkv_blocksFor(t->m, 32), 32, 0, o->stream>>>(*t, x->u.z.stuck, b);
     DKV_TRY_CUDA(cudaGetLastError());

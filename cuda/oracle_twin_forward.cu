@@ -303,10 +303,29 @@ static __device__ __forceinline__ void fadeElement(const dkv_noise &z, const row
     x.chain[e] = x.chain[e] * by2 + z.unit2 * x.acc[e] * x.acc[e] + dkv_twinLeast(&z, x.acc[e]);
 }
 
+/* sum[n] += each of [parts, ld], sum2 their squares; NULL: not. After all that read how many there were before. */
+__global__ void count_terms_kernel(int64_t n, int64_t parts, int64_t ld, const double *count, double *sum, double *sum2) {
+    DKV_GRID_LOOP(e, n) {
+        for (int64_t b = 0; b < parts; b++) {
+            const double x = count[b * ld + e];
+            sum[e] += x;
+            if (sum2) sum2[e] += x * x;
+        }
+    }
+}
+
+int dkv_twinCountTerms(dkv_device_oracle *o, int64_t n, int64_t parts, int64_t ld, const double *count, double *sum,
+                       double *sum2) {
+    count_terms_kernel<<<dkv_blocksFor(n, 128), 128, 0, o->stream>>>(n, parts, ld, count, sum, sum2);
+    DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
 /* Adds a tile's parts to the rows' sums, in order. */
 __global__ void add_rows_kernel(dkv_noise z, row_parts k, row_sums x) {
     DKV_GRID_LOOP(e, (int64_t)k.m * k.d) {
         const int64_t i = e / k.d, c = e % k.d;
+        double done = k.done[i];
         for (int b = 0; b < k.subs; b++) {
             const int64_t at = b * k.max_m + i, part = b * (int64_t)k.m * k.d + e, mean = i / k.sub_m * k.subs + b;
             if (k.by && k.by[at] != 1) fadeElement(z, x, e, k.by[at], k.fade[at], k.old[at]);
@@ -319,7 +338,8 @@ __global__ void add_rows_kernel(dkv_noise z, row_parts k, row_sums x) {
             if (k.a2) x.a2[e] += k.a2[part];
             /* V^2 weighted as the row sees it: by P's variance, nearly P^2 */
             if (k.wsum && k.wsum[at] > 0) mean2 = k.a2[part] / k.wsum[at];
-            x.chain[e] += dkv_twinAlike(k.alike[mean]) * dkv_formulaChain(&z, step, k.fold, before, after, mean2);
+            x.chain[e] += dkv_twinAlike(k.alike[mean]) * dkv_formulaChain(&z, step, k.fold, done, before, after, mean2);
+            done += step.count;
             if (!k.size) continue;
             if (!x.size) {
                 x.loss[e] += dkv_twinLoss(&z, k.fold, before, after, k.count[at], k.size[part]);
@@ -340,7 +360,7 @@ int dkv_twinAddRows(dkv_device_oracle *o, const row_parts *k, row_sums sums) {
     add_rows_kernel<<<dkv_blocksFor((int64_t)k->m * k->d, 256), 256, 0, o->stream>>>(
         x->u.z, *k, sums);
     DKV_TRY_CUDA(cudaGetLastError());
-    return 0;
+    return k->fold > 0 ? dkv_twinCountTerms(o, k->m, k->subs, k->max_m, k->step.count, x->row_done, NULL) : 0;
 }
 
 /* parts [subs][m, d] = alpha w [:, 256 keys] x [256 keys, d]. */
@@ -519,6 +539,7 @@ static int forwardTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area 
     k.subs = (t->n + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS;
     k.sub_m = (int32_t)x->sub_m;
     k.fold = x->u.z.fold;
+    k.done = x->row_done;
     k.squares_by = 1;
     DKV_TRY(dkv_twinPartRows(o, t, d, 1, o->work[0], o->v + key * d, !dkv_finiteKeys(o, s, t), x->part[0]));
     DKV_TRY(dkv_twinPartRows(o, t, d, 1, o->work[1], x->v2 + key * d, false, x->part[1]));
@@ -581,17 +602,23 @@ static __device__ __forceinline__ double sumVar(const forward_end &f, const row_
     return (var > 0x1p-40 * st.score_var ? var : 0) + vs * rest * rest;
 }
 
-/* Rows of one query vector that lean on one key have one chain's error: one class. */
-static __device__ __forceinline__ void classify(const forward_end &f, const row_state &st, int64_t i, double vs,
-                                                double lse_var, int lane) {
-    const double weight = exp(f.top.s[i] - st.max) / st.sum;
-    unsigned long long h = st.sum > 0 ? mixed(3 + 8 * (unsigned long long)(f.q_row * f.g + i)) | 1 : 0;
-    if (f.top.s[i] > -INFINITY && weight * weight * vs > lse_var / 2) {
+/* Rows of one query vector that lean on one key have one chain's error: one class. So have rows that lean on one score which
+ * the softcap has made. */
+static __device__ __forceinline__ void classify(const forward_end &f, const dkv_twin_units &u, const row_state &st, int64_t i,
+                                                double vs, double lse_var, int lane) {
+    const double s = f.top.s[i], weight = exp(s - st.max) / st.sum;
+    unsigned long long h = mixed(3 + 8 * (unsigned long long)(f.q_row * f.g + i)), capped = 0;
+    if (st.sum > 0 && s > -INFINITY && dkv_twinLeansOn(weight, f.top.equal[i], vs, lse_var)) {
         const int64_t q = (f.q_row + i / f.g) * f.hq + f.head0 + i % f.g, k = f.top.key[i] * f.hkv + f.kvh;
-        h = mixed(4) + hashOf(f.in_q, f.dtype, q * f.dqk, f.dqk, 1, lane);
-        h = mixed(mixed(h) + hashOf(f.in_k, f.dtype, k * f.dqk, f.dqk, 2, lane)) | 1;
+        if (dkv_twinAtCap(&u, f.top.keep2[i], vs)) {
+            h = mixed(mixed(5) + __float_as_uint((float)s));
+            capped = DKV_CLASS_CAPPED;
+        } else {
+            h = mixed(4) + hashOf(f.in_q, f.dtype, q * f.dqk, f.dqk, 1, lane);
+            h = mixed(mixed(h) + hashOf(f.in_k, f.dtype, k * f.dqk, f.dqk, 2, lane));
+        }
     }
-    if (lane == 0) f.row_class[i] = h;
+    if (lane == 0) f.row_class[i] = st.sum > 0 ? dkv_twinClass(h, capped) : 0;
 }
 
 /* The sink is one more logit, whose value is 0, met after the keys. */
@@ -669,13 +696,14 @@ __global__ void finish_forward_twin_kernel(forward_end f, __grid_constant__ cons
         f.twin_o[vec * f.d + c] = y;
         f.sigma2_o[vec * f.d + c] = dkv_stored(y, dkv_roundBy(u.round_out, y), var, divides || !f.fp32 ? dkv_spacingAt(u.ulp_out, fabs(y)) : 0);
     }
-    classify(f, st, i, vs, lse_var, lane);
+    classify(f, u, st, i, vs, lse_var, lane);
 }
 
 int dkv_twinZeroSums(dkv_device_oracle *o, int m, int d) {
     dkv_twin_device *x = o->twin;
     for (double *y : {o->acc, x->chain, x->loss, x->a1, x->a2})
         DKV_TRY_CUDA(cudaMemsetAsync(y, 0, sizeof(double) * (size_t)m * (size_t)d, o->stream));
+    DKV_TRY_CUDA(cudaMemsetAsync(x->row_done, 0, sizeof(double) * (size_t)m, o->stream));
     return 0;
 }
 

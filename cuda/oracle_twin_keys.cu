@@ -102,7 +102,11 @@ static int loseKeys(dkv_device_oracle *o, int32_t kvh, int64_t first, int64_t n)
         lose_keys_kernel<<<dkv_blocksFor(t->parts * n * d, 256), 256, 0, o->stream>>>(k, t->u.z, first, n);
         DKV_TRY_CUDA(cudaGetLastError());
     }
-    for (double *x : {t->key_n, t->key_n2})
+    return 0;
+}
+
+static int zeroCounts(dkv_device_oracle *o, int64_t first, int64_t n) {
+    for (double *x : {o->twin->key_n, o->twin->key_n2})
         DKV_TRY_CUDA(cudaMemsetAsync(x + first, 0, sizeof(double) * (size_t)n, o->stream));
     return 0;
 }
@@ -112,9 +116,10 @@ int dkv_twinAddSegment(dkv_device_oracle *o, const dkv_scene *s) {
     dkv_twin_device *t = o->twin;
     const int summed = dkv_partialsOf(&o->a).summed;
     key_end k = {o->l->view.tk, 0, o->p->hkv, s->kvh, t->parts, 0, t->heads, summed, dkv_makeRounder(o->a.partial_format)};
-    for (int32_t r = 0; r < s->seg->range_count && t->anyhow; r++) {
+    for (int32_t r = 0; r < s->seg->range_count; r++) {
         const dualkv_range *g = &o->l->view.ranges[s->seg->range_begin + r];
-        DKV_TRY(loseKeys(o, s->kvh, g->k_start, g->len));
+        if (t->anyhow) DKV_TRY(loseKeys(o, s->kvh, g->k_start, g->len));
+        DKV_TRY(zeroCounts(o, g->k_start, g->len));
     }
     for (int32_t r = 0; r < s->seg->range_count; r++) {
         const dualkv_range *g = &o->l->view.ranges[s->seg->range_begin + r];
@@ -155,16 +160,15 @@ static int zeroSums(dkv_device_oracle *o, int d, double *const *sums, int n) {
 /* The head's sums that are not the outputs' own. */
 int dkv_twinZeroKeys(dkv_device_oracle *o) {
     dkv_twin_device *t = o->twin;
-    const size_t keys = sizeof(double) * (size_t)o->l->view.tk;
     double *const k[] = {t->dk, t->dk_var}, *const v[] = {t->dv, t->dv_var};
     double *const kl[] = {t->dk_size, t->dk_spread}, *const vl[] = {t->dv_size, t->dv_spread};
     if (t->apart) {
         DKV_TRY(zeroSums(o, o->p->dqk, k, 2));
         DKV_TRY(zeroSums(o, o->p->dv, v, 2));
     }
+    DKV_TRY(zeroCounts(o, 0, o->l->view.tk));
     if (!t->anyhow) return 0;
     DKV_TRY(zeroSums(o, o->p->dqk, kl, 2));
     DKV_TRY(zeroSums(o, o->p->dv, vl, 2));
-    for (double *x : {t->key_n, t->key_n2}) DKV_TRY_CUDA(cudaMemsetAsync(x, 0, keys, o->stream));
     return 0;
 }

@@ -6,7 +6,7 @@
  * CUDA's fp64 functions (at most 1, 1, 2 ulp). Sums run in an order that the problem alone decides: the same
  * bits every time on one device.
  *
- *     open; bound; [kernel runs]; twin; for each part and tensor: read; lseRows; close
+ *     open; bound; [kernel runs]; twin; for each part and tensor: read; alikeRows; close
  *
  * Every function returns 0, or non-zero; then error() says why. One thread at a time. */
 #ifndef DKV_DEVICE_ORACLE_H
@@ -67,8 +67,7 @@ typedef struct dkv_oracle_ops {
     int (*cost)(dkv_device_oracle *o, double *seconds, double *flops);
     /* The truth's backward alone, from O and LSE as a kernel's forward left them (as for twin): a backward kernel. */
     int (*gradients)(dkv_device_oracle *o, const void *kernel_o, const float *kernel_lse);
-    /* After twin: dkv_oracle's lse_rows and lse_alike. */
-    int (*lseRows)(dkv_device_oracle *o, int64_t *rows, int64_t *alike);
+    int (*alikeRows)(dkv_device_oracle *o, dkv_alike *out); /* after twin */
 } dkv_oracle_ops;
 
 typedef const dkv_oracle_ops *(*dkv_oracle_ops_fn)(void);

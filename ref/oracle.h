@@ -20,13 +20,22 @@ extern "C" {
 
 /* Of what truth, bound and twin say: counted up by whoever makes them say something else. What was accepted under another
  * version is not compared (verify/gate.h). */
-#define DKV_ORACLE_VERSION "4"
+#define DKV_ORACLE_VERSION "5"
+
+/* Rows whose errors are the same number (twin_top.c): rows that tell anything; the sum over them of how many share their
+ * LSE's error; of how many lean on the same capped score. 0: not counted. */
+typedef struct dkv_alike {
+    int64_t rows, lse, capped;
+} dkv_alike;
+/* How many errors are independent, of those counted in `times`: alike.lse or alike.capped, not 0. */
+static inline double dkv_independent(const dkv_alike *a, int64_t times) {
+    return (double)a->rows * (double)a->rows / (double)times;
+}
 
 typedef struct dkv_oracle {
     dkv_outputs truth, bound, twin, sigma2;
     bool has_twin[DKV_N_OUTPUTS];
-    int64_t lse_rows, lse_alike; /* LSE's rows that tell anything; the sum over them of how many err alike (twin_top.c).
-                                  * 0: not counted */
+    dkv_alike alike;
 } dkv_oracle;
 
 int dkv_allocOracle(const dkv_layout *l, dkv_oracle *o, dkv_err *err);

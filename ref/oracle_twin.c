@@ -255,21 +255,24 @@ static void finishHead(dkv_twin *t) {
     }
 }
 
-/* Adds the head's rows, and how many of them err alike in LSE. */
+/* Adds the head's rows, and how many of them err alike. */
 static int countClasses(dkv_twin *t, dkv_err *err) {
     int64_t n = t->l->view.tq * t->h.g;
     int32_t *cls = calloc((size_t)n + 1, sizeof *cls);
-    int64_t rows = 0, alike = 0;
+    dkv_alike sum = {0};
     int code = cls ? dkv_countEqual(t->row_class, cls, n, t->equal_any[0], NULL, NULL, err)
                    : dkv_fail(err, DKV_EHARNESS, "out of memory: %lld rows", (long long)n);
     for (int64_t i = 0; i < n && !code; i++) {
         if (t->row_class[i] == 0) continue;
-        rows++;
-        alike += (int64_t)t->equal_any[0][i];
+        const int64_t times = (int64_t)t->equal_any[0][i];
+        sum.rows++;
+        sum.lse += times;
+        sum.capped += t->row_class[i] & DKV_CLASS_CAPPED ? times : 1;
     }
     free(cls);
-    __atomic_fetch_add(&t->out->lse_rows, rows, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&t->out->lse_alike, alike, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&t->out->alike.rows, sum.rows, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&t->out->alike.lse, sum.lse, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&t->out->alike.capped, sum.capped, __ATOMIC_RELAXED);
     return code;
 }
 
@@ -645,7 +648,7 @@ int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *
     if (in->d_o && (!kernel_o || !kernel_lse))
         return dkv_fail(err, DKV_EHARNESS, "the twin of gradients needs the kernel's O and LSE");
     setPresence(p, in, a, out);
-    out->lse_rows = out->lse_alike = 0;
+    out->alike = (dkv_alike){0};
     if (wide) {
         code = dkv_openSpread(p, l, in, &x, err);
         base.p = &x.p;
@@ -702,7 +705,7 @@ int dkv_openRide(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in
         goto done;
     }
     setPresence(p, in, a, out);
-    out->lse_rows = out->lse_alike = 0;
+    out->alike = (dkv_alike){0};
     for (int32_t e = 0; e < r->heads && !code; e++) {
         r->head[e].t = base;
         r->head[e].ride = r;

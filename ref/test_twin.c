@@ -239,12 +239,95 @@ static void test_loops(void **state) {
             want[2] += g * g;
             want[3] += f < 1 ? f * (1 - f) : 0;
         }
-        dkv_chainStep k = dkv_walkStep(x, n, least, 1, 0);
+        dkv_chainStep k = dkv_walkStep(x, n, least, 1, 0, 0);
         const double got[] = {k.count, k.g, k.g2, k.ff, k.g_first, k.f_first};
         for (int e = 0; e < 6; e++)
             if (fabs(want[e]) > 1e-12) same(got[e], want[e], 1e-9, "walk", n);
         same(k.squares, squares, 1e-12, "squares", n);
     }
+}
+
+/* Rows of dO that are nearly the same; q all alike, keys 1 and -1. Of fp32. */
+static int fillParallel(const dkv_problem *p, const dkv_layout *l, const char *dir, dkv_inputs *in, dkv_err *err) {
+    const dualkv_problem *v = &l->view;
+    float *d_o = in->d_o;
+    if (fillRandom(p, l, dir, in, err)) return -1;
+    for (int64_t i = 0; i < v->tq * v->hq * v->dv; i++) d_o[i] = (float)(i % v->dv + 1) * (1 + 0.1f * d_o[i]);
+    return 0;
+}
+static int fillSigns(const dkv_problem *p, const dkv_layout *l, const char *dir, dkv_inputs *in, dkv_err *err) {
+    const dualkv_problem *v = &l->view;
+    float *q = in->q, *k = in->k;
+    if (fillRandom(p, l, dir, in, err)) return -1;
+    for (int64_t i = 0; i < v->tq * v->hq * v->dqk; i++) q[i] = 800.3f;
+    for (int64_t j = 0; j < v->tk * v->hkv * v->dqk; j++) k[j] = k[j] < 0 ? -1 : 1;
+    return 0;
+}
+
+/* Sums of fp32 products in chains of `fold` terms, tile by tile of 40: what they lose is what the tiles' steps say together,
+ * and a step of the device's formula says the same. */
+static double foldedSum(const dkv_noise *z, int64_t n, double fold, double mean, uint64_t *r, double *model) {
+    const int64_t tile = 40;
+    double x[40], before = 0, after = 0, var = 0;
+    float chain = 0, sum = 0;
+    for (int64_t i = 0; i < n; i += tile) {
+        double squares = 0;
+        for (int64_t e = 0; e < tile; e++) {
+            x[e] = (float)(normal(r) + mean);
+            after += x[e];
+            squares += x[e] * x[e];
+            chain += (float)x[e];
+            if ((i + e + 1) % (int64_t)fold && i + e + 1 < n) continue;
+            sum = i + e + 1 <= (int64_t)fold ? chain : sum + chain;
+            chain = 0;
+        }
+        const double one = 1, was = var;
+        dkv_twinChain(z, dkv_evenStep((double)tile, squares, 1, fold, (double)i), 1, &before, &after, &one, &var);
+        same(var - was, dkv_formulaChain(z, dkv_formulaEven((double)tile, squares), fold, (double)i, before, after, 1), 1e-9,
+             "step", i);
+        before = after;
+    }
+    *model += var;
+    return (sum - after) * (sum - after);
+}
+
+/* A sum that is folded after more terms than a tile has goes on from tile to tile; dV of many rows whose dO are parallel. */
+static void test_folds(void **state) {
+    (void)state;
+    const dkv_noise z = {.unit2 = DKV_ROUND_VAR * 0x1p-48, .step2 = DKV_ROUND_VAR * 0x1p-48, .step = 1};
+    const double folds[] = {48, 100, 400, 2048};
+    uint64_t r = 31;
+    for (int e = 0; e < 4; e++)
+        for (int mean = 0; mean <= 3; mean += 3)
+            for (int64_t n = 40; n <= 1000; n *= 5) {
+                double real = 0, model = 0;
+                for (int i = 0; i < 800; i++) /* of every mantissa */
+                    real += foldedSum(&z, n, folds[e], mean * exp2(uniform(&r)), &r, &model);
+                if (!(model / real > 0.7 && model / real < 1.4))
+                    fail_msg("fold %g, mean %d, %d terms: %g of the variance", folds[e], mean, (int)n, model / real);
+            }
+    trial t;
+    openTrial(&t, "shape=191k+40x4 heads=4:1 dim=8 dtype=fp32 mask=prefix alibi=on", fillParallel);
+    runKernel(&t, "");
+    t.a.acc_fold_dkv = t.a.acc_fold_dq = 2048; /* more than any of its chains has */
+    consult(&t, 1);
+    for (int id = DKV_DQ; id <= DKV_DV; id++)
+        if (!(rmsOf(&t, (dkv_tensor_id)id, NULL) < 1.2))
+            fail_msg("%s: rms z of %.2f", dkv_tensorName((dkv_tensor_id)id), rmsOf(&t, (dkv_tensor_id)id, NULL));
+    closeTrial(&t);
+}
+
+/* Scores that are all the softcap's are one error, whatever rows they are of. */
+static void test_alike(void **state) {
+    (void)state;
+    trial t;
+    runTrial(&t, "shape=0k+2x192,4x29 heads=4:2 dim=1 dtype=fp32 mask=prefix scale=0.05 softcap=50", "", fillSigns);
+    assert_int_equal(t.o.alike.rows, 2000);
+    assert_true(dkv_independent(&t.o.alike, t.o.alike.capped) < 20);
+    closeTrial(&t);
+    runTrial(&t, "shape=100+3x70 heads=4:2 dim=64 dtype=fp32 softcap=50", "", fillRandom);
+    assert_int_equal(t.o.alike.capped, t.o.alike.rows); /* different scores */
+    closeTrial(&t);
 }
 
 /* A row's sum, several terms at a time and one by one: terms of all sizes, runs of equal ones, zeros, ones. */
@@ -404,8 +487,7 @@ static void test_ride(void **state) {
                     memcmp(dkv_outputAt(x[k % 4], id), dkv_outputAt(y[k % 4], id), sizeof(double) * (size_t)n[id]))
                     fail_msg("%s: %s %d differs", shapes[e / 5], dkv_tensorName(id), k % 4);
         }
-        assert_int_equal(t.o.lse_rows, all.lse_rows);
-        assert_int_equal(t.o.lse_alike, all.lse_alike);
+        assert_memory_equal(&t.o.alike, &all.alike, sizeof all.alike);
         dkv_freeOracle(&all);
         closeTrial(&t);
     }
@@ -591,6 +673,7 @@ int main(void) {
         cmocka_unit_test(test_loops),    cmocka_unit_test(test_terms),      cmocka_unit_test(test_threads),
         cmocka_unit_test(test_ride),     cmocka_unit_test(test_lost_anyhow), cmocka_unit_test(test_shared_rows),
         cmocka_unit_test(test_faults),    cmocka_unit_test(test_declared),
+        cmocka_unit_test(test_folds),    cmocka_unit_test(test_alike),
         cmocka_unit_test(test_partials), cmocka_unit_test(test_isolation), cmocka_unit_test(test_unseen_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -258,8 +258,8 @@ static void addKeySum(dkv_twin *t, const dkv_keySum *sum, int64_t part, keyTerms
         double *at = v + j * sum->ld, each = all > 0 ? k.col_var[j] * k.unit / all : 0;
         if (t->quick) dkv_twinAddScaled(k.mean2, d, each, at);
         else dkv_twinAddFloats(t->prod + j * d, d, k.unit * k.units[j] * k.units[j], at);
-        dkv_chainStep step =
-            dkv_evenStep(t->col_n[j] / parts, k.alpha * k.alpha * k.col2[j] / parts, k.alike, t->u.z.fold_dkv);
+        dkv_chainStep step = dkv_evenStep(t->col_n[j] / parts, k.alpha * k.alpha * k.col2[j] / parts, k.alike,
+                                          t->u.z.fold_dkv, t->key_n[t->t.k_row + j] / parts);
         dkv_twinChain(&t->u.z, step, d, t->before + j * d, x + j * sum->ld, k.mean2, at);
         if (t->anyhow)
             dkv_twinAddScaled(k.mean2, d, dkv_twinPathWithin(&t->u.z, t->u.z.fold_dkv, step.count, step.squares), at);
@@ -284,10 +284,6 @@ void dkv_twinBackwardKeys(dkv_twin *t) {
         if (equal_v[i] != 1) dkv_twinWeigh(t->w + i * n, n, equal_v[i]);
         if (equal[i] != 1) dkv_twinWeigh(t->w2 + i * n, n, equal[i]);
     }
-    for (int64_t j = 0; j < n && t->anyhow; j++) {
-        t->key_n[t->t.k_row + j] += t->col_n[j];
-        t->key_n2[t->t.k_row + j] += t->col_n[j] * t->col_n[j];
-    }
     for (int64_t e = 0; e < t->parts; e++) {
         addKeySum(t, &t->dv[e], e,
                   (keyTerms){t->s, t->b.d_o, t->do_mean2, t->col_p2, t->col_vp, t->w, t->do2, t->p_units,
@@ -297,6 +293,10 @@ void dkv_twinBackwardKeys(dkv_twin *t) {
                   (keyTerms){t->dp, t->b.q, t->q_mean2, t->col_ds2, t->col_vds, t->w2, t->q2,
                              t->p_units, scale, ds_var,
                              alike, t->p->dqk});
+    }
+    for (int64_t j = 0; j < n; j++) {
+        t->key_n[t->t.k_row + j] += t->col_n[j];
+        t->key_n2[t->t.k_row + j] += t->col_n[j] * t->col_n[j];
     }
 }
 
@@ -332,9 +332,10 @@ void dkv_twinBackwardQueries(dkv_twin *t) {
     dkv_addRows(&t->h, &t->b, &t->t, scale, t->dp, t->t.k, d, t->t.finite, t->dq.acc, d);
     addQueryTerms(t);
     for (int64_t i = 0; i < m; i++) {
-        dkv_chainStep k = dkv_evenStep(t->dq.now[i], t->row_ds2[i], alike, t->u.z.fold_dq);
-        if (!t->quick)
-            k = dkv_walkStep(t->dp + i * n, n, t->u.z.stuck * sqrt(t->row_ds2[i]), alike, t->u.z.fold_dq);
+        const double fold = t->u.z.fold_dq, done = t->dq.terms[i];
+        dkv_chainStep k = dkv_evenStep(t->dq.now[i], t->row_ds2[i], alike, fold, done);
+        if (!t->quick) k = dkv_walkStep(t->dp + i * n, n, t->u.z.stuck * sqrt(t->row_ds2[i]), alike, fold, done);
+        t->dq.terms[i] += k.count;
         k.squares *= scale * scale;
         dkv_twinChain(&t->u.z, k, d, t->before + i * d, t->dq.acc + i * d, t->k_mean2, t->dq.chain + i * d);
     }
@@ -482,6 +483,7 @@ void dkv_twinBeginBackward(dkv_twin *t) {
         if (t->in->sink && t->sink_sum) sinkRow(t, i);
     }
     for (size_t e = 0; e < (t->u.z.gain > 0 ? 7 : 5); e++) memset(zeros[e], 0, sizeof(double) * (size_t)(m * d));
+    memset(t->dq.terms, 0, sizeof(double) * (size_t)m);
     memset(t->dq.n, 0, sizeof(double) * (size_t)m);
     memset(t->dq.n2, 0, sizeof(double) * (size_t)m);
     if (t->part.dq_block) memset(t->dq_steps, 0, sizeof(double) * (size_t)(m * d));

@@ -2,8 +2,8 @@
  */
 #include "twin_impl.h"
 
-dkv_chainStep dkv_evenStep(double n, double squares, double factor, double fold) {
-    dkv_chainStep k = {.count = n, .squares = squares, .factor = factor, .fold = fold};
+dkv_chainStep dkv_evenStep(double n, double squares, double factor, double fold, double done) {
+    dkv_chainStep k = {.count = n, .squares = squares, .factor = factor, .fold = fold, .done = done};
     k.g = (n + 1) / 2;
     k.g2 = (n + 1) * (2 * n + 1) / (6 * n);
     k.ff = (n + 1) / 6;
@@ -55,8 +55,8 @@ static void sumWalk(const double *w, int64_t n, double least, double inv, double
     }
 }
 
-dkv_chainStep dkv_walkStep(const double *w, int64_t n, double least, double factor, double fold) {
-    dkv_chainStep k = {.factor = factor, .fold = fold};
+dkv_chainStep dkv_walkStep(const double *w, int64_t n, double least, double factor, double fold, double done) {
+    dkv_chainStep k = {.factor = factor, .fold = fold, .done = done};
     double squares, sum = dkv_twinSizes(w, n, &squares), padded[DKV_TILE_KEYS];
     int64_t whole = (n + LANES - 1) / LANES * LANES, j = 0;
     k.squares = squares;
@@ -135,17 +135,19 @@ void dkv_twinAddTerms(const dkv_noise *z, dkv_spacing ulp, dkv_formula_sum *s, i
 DKV_CLONES
 void dkv_twinChain(const dkv_noise *z, dkv_chainStep k, int64_t d, const double *before, const double *after,
                    const double *mean2, double *out) {
-    double n = k.count, within = k.fold < n ? k.fold : n, step = z->step2, s0 = k.squares;
-    double unit = k.fold > 0 ? z->unit2 / k.fold : step, inner = k.fold > 0 ? step * within / 2 : 0;
-    double least = z->prod_p2 > 0 ? n * z->least2 : 0, first = z->truncates ? 0 : 1;
-    double one2 = k.g_first * k.g_first, one = k.f_first < 1 ? k.f_first * (1 - k.f_first) : 0, inv = 1 / n;
+    const double n = k.count, step = z->step2, s0 = k.squares, folds = k.fold > 0 ? z->unit2 / k.fold : 0;
+    const double least = z->prod_p2 > 0 ? n * z->least2 : 0, first = z->truncates ? 0 : 1;
+    const double one2 = k.g_first * k.g_first, one = k.f_first < 1 ? k.f_first * (1 - k.f_first) : 0;
     if (n < 1) return;
+    const dkv_formula_fold f = dkv_formulaFold(
+        (dkv_formula_step){n, s0, k.g, k.g2, k.ff, k.share, k.g_first, k.f_first}, k.fold, k.done, z->truncates);
     for (int64_t c = 0; c < d; c++) {
-        double b = before[c], e = after[c] - b, e2 = e * e, s = s0 * mean2[c], random = s - e2 * k.share;
+        double b = before[c], in = f.inside * b, e = after[c] - b, e2 = e * e, s = s0 * mean2[c], random = s - e2 * k.share;
         random = random > 0 ? random : 0;
-        double near = n * b * b + 2 * k.g * b * e + k.g2 * e2 + k.ff * random;
-        near -= b == 0 ? first * (one2 * e2 + one * random) : 0; /* the first term is added to 0 */
+        double near = f.count * (in * in + f.path * s / n) + 2 * f.g * in * e + f.g2 * e2 + f.ff * random;
+        double all = n * b * b + 2 * k.g * b * e + k.g2 * e2 + k.ff * random;
+        near -= b == 0 || f.fresh ? first * (one2 * e2 + one * random) : 0; /* the first term is added to 0 */
         near = near > 0 ? near : 0;
-        out[c] += k.factor * (unit * near + inner * (e2 * within * inv + s) + least);
+        out[c] += k.factor * (step * near + folds * (all > 0 ? all : 0) + least);
     }
 }

@@ -156,19 +156,53 @@ DKV_INLINE dkv_formula_step dkv_formulaEven(double n, double squares) {
     return k;
 }
 
-/* The variance of one element's roundings; `fold` as in the noise. */
-DKV_INLINE double dkv_formulaChain(const dkv_noise *z, dkv_formula_step k, double fold, double before,
+/* The same of the chain since the last fold, of `fold` terms each, after `done` terms of the sum: that chain begins the
+ * step with `inside` times the sum so far, in the mean, and with a variance of `path` times a term's mean square. The
+ * step's terms go on with it, and beyond its end with the next ones. fold 0: the sum is one chain. */
+typedef struct dkv_formula_fold {
+    double inside, path, count, g, g2, ff;
+    int32_t fresh; /* the chain begins here */
+} dkv_formula_fold;
+
+DKV_INLINE dkv_formula_fold dkv_formulaFold(dkv_formula_step k, double fold, double done, int truncates) {
+    dkv_formula_fold f;
+    const double n = k.count, in = fold > 0 ? done - floor(done / fold) * fold : done;
+    f.inside = fold > 0 && done > fold ? in / done : 1;
+    f.path = in * (1 - f.inside);
+    f.fresh = fold > 0 && in < 1;
+    f.count = n;
+    f.g = k.g;
+    f.g2 = k.g2;
+    f.ff = k.ff;
+    if (!(fold > 0) || in + n <= fold) return f;
+    /* evenly: what is left of this chain, whole ones, and the last */
+    const double left = fold - in, whole = floor((n - left) / fold), last = n - left - whole * fold, n2 = n * n;
+    const double starts = truncates ? 0 : whole + (last > 0 ? 1 : 0); /* their first terms are added to 0 */
+    f.count = left;
+    f.g = left * (left + 1) / (2 * n);
+    f.g2 = (left * (left + 1) * (2 * left + 1) + whole * fold * (fold + 1) * (2 * fold + 1) +
+            last * (last + 1) * (2 * last + 1)) / (6 * n2) - starts / n2;
+    f.ff = (left * (left + 1) + whole * fold * (fold + 1) + last * (last + 1)) / (6 * n) - starts / n;
+    f.g2 = f.g2 > 0 ? f.g2 : 0;
+    f.ff = f.ff > 0 ? f.ff : 0;
+    return f;
+}
+
+/* The variance of one element's roundings; `fold` as in the noise, after `done` terms. */
+DKV_INLINE double dkv_formulaChain(const dkv_noise *z, dkv_formula_step k, double fold, double done, double before,
                                    double after, double mean2) {
-    double n = k.count, within = fold < n ? fold : n, unit = fold > 0 ? z->unit2 / fold : z->step2;
-    double inner = fold > 0 ? z->step2 * within / 2 : 0, least = z->prod_p2 > 0 ? n * z->least2 : 0;
+    double n = k.count, least = z->prod_p2 > 0 ? n * z->least2 : 0;
     double one = k.f_first < 1 ? k.f_first * (1 - k.f_first) : 0, e = after - before, e2 = e * e,
-           s = k.squares * mean2, random = s - e2 * k.share, near;
+           s = k.squares * mean2, random = s - e2 * k.share, near, folds = 0;
     if (n < 1) return 0;
+    const dkv_formula_fold f = dkv_formulaFold(k, fold, done, z->truncates);
+    const double b = f.inside * before;
     random = random > 0 ? random : 0;
-    near = n * before * before + 2 * k.g * before * e + k.g2 * e2 + k.ff * random;
-    if (before == 0 && !z->truncates) near -= k.g_first * k.g_first * e2 + one * random; /* the first is added to 0 */
-    near = near > 0 ? near : 0;
-    return unit * near + inner * (e2 * within / n + s) + least;
+    near = f.count * (b * b + f.path * s / n) + 2 * f.g * b * e + f.g2 * e2 + f.ff * random;
+    if ((before == 0 || f.fresh) && !z->truncates) /* the first is added to 0 */
+        near -= k.g_first * k.g_first * e2 + one * random;
+    if (fold > 0) folds = (n * before * before + 2 * k.g * before * e + k.g2 * e2 + k.ff * random) / fold;
+    return z->step2 * (near > 0 ? near : 0) + z->unit2 * (folds > 0 ? folds : 0) + least;
 }
 
 /* What truncation is expected to take of a sum T_t of terms x_t, where `size` = sum of |terms|: at each step the
@@ -268,6 +302,22 @@ DKV_INLINE double dkv_formulaScoreModified(const dkv_twin_units *t, double vs, d
         vs = keep * keep * (vs + u2 * raw * raw) + y * y * (t->z.tanh2 + u2);
     }
     return slope != 0 ? vs + u2 * (bias * bias + x * x) : vs;
+}
+
+/* A row's class: a hash of what its error comes from, never 0. */
+#define DKV_CLASS_CAPPED 2u
+DKV_INLINE uint64_t dkv_twinClass(uint64_t hash, uint64_t capped) { return (hash & ~(uint64_t)3) | capped | 1; }
+
+/* Whether most of a row's noise is the error vs of its largest score: of weight P it has, `equal` keys have the same. */
+DKV_INLINE int dkv_twinLeansOn(double weight, double equal, double vs, double lse_var) {
+    const double reach = weight * equal < 1 ? weight * equal : 1;
+    return reach * reach * vs > lse_var / 2;
+}
+
+/* Whether most of vs is what tanh and its product with the softcap round: then scores that are the same number have the
+ * same error, whatever they come from. keep2 = (1 - tanh^2)^2. */
+DKV_INLINE int dkv_twinAtCap(const dkv_twin_units *t, double keep2, double vs) {
+    return t->softcap * t->softcap * (1 - sqrt(keep2)) * (t->z.tanh2 + t->z.unit2) > vs / 2;
 }
 
 /* P of the forward pass, in units of its key tile's reference (s - ref = x): its variance. exp(0) is 1. */

@@ -263,10 +263,10 @@ void dkv_twinForwardTile(dkv_twin *t) {
         const double *p = t->p_keys + i * n, *mean2 = t->u.p_rounded ? t->v_mean2 : weightedMeans(t, i, own);
         dkv_chainStep k;
         if (t->quick) {
-            k = dkv_evenStep(dkv_twinCount(p, n, least, &squares), 0, alike, t->u.z.fold);
+            k = dkv_evenStep(dkv_twinCount(p, n, least, &squares), 0, alike, t->u.z.fold, t->o.terms[i]);
             k.squares = squares;
         } else {
-            k = dkv_walkStep(p, n, least, alike, t->u.z.fold);
+            k = dkv_walkStep(p, n, least, alike, t->u.z.fold, t->o.terms[i]);
         }
         t->o.now[i] = k.count;
         t->o.terms[i] += k.count;

@@ -69,7 +69,7 @@ typedef struct dkv_twin {
     float *prod;                                                    /* [m or n, d] of one product */
     double *max, *sum, *sum_var, *lost, *score_var, *lse, *lse_var; /* [m], of forward */
     dkv_topKey *top;                                                /* [m], of forward */
-    uint64_t *row_class;                    /* [tq, g]: rows whose LSE errs alike have the same */
+    uint64_t *row_class;                    /* [tq, g]: rows that err alike have the same */
     double *lse_kernel, *delta, *delta_var, *delta_own; /* [m], of backward; own: what subtracting dLSE leaves */
     double *tile_max;                                               /* [m, key tiles] */
     double *o_kernel;        /* [m, dv]: what backward's delta is made of */
@@ -154,7 +154,8 @@ void dkv_twinMeans(const double *x, int64_t n, int64_t d, const double *live, do
  * g_t is the share of the weights' sum after term t, f_t of their squares'. A term that is too small to move
  * the sum rounds nothing. */
 typedef struct dkv_chainStep {
-    double count, squares, factor, fold; /* terms that round; factor on the variance; products to a fold */
+    double count, squares, factor; /* terms that round; factor on the variance */
+    double fold, done;             /* products to a fold; terms of the sum so far */
     double g, g2, ff, share; /* sums over them of g, g^2, f (1 - f); squares / (sum of weights)^2 */
     double g_first, f_first; /* of the first of them */
 } dkv_chainStep;
@@ -162,9 +163,9 @@ typedef struct dkv_chainStep {
 void dkv_twinAddTerms(const dkv_noise *z, dkv_spacing ulp, dkv_formula_sum *s, int64_t n, const double *p,
                       double fade, const double *rel, const float *equal);
 /* Weights all alike. */
-dkv_chainStep dkv_evenStep(double count, double squares, double factor, double fold);
+dkv_chainStep dkv_evenStep(double count, double squares, double factor, double fold, double done);
 /* Weights w[n], n <= DKV_TILE_KEYS, of any sign; those up to `least` in size round nothing. */
-dkv_chainStep dkv_walkStep(const double *w, int64_t n, double least, double factor, double fold);
+dkv_chainStep dkv_walkStep(const double *w, int64_t n, double least, double factor, double fold, double done);
 /* out[c] += the variance. */
 void dkv_twinChain(const dkv_noise *z, dkv_chainStep k, int64_t d, const double *before, const double *after,
                    const double *mean2, double *out);

@@ -52,9 +52,11 @@ static void loseKey(const dkv_twin *t, const dkv_keySum *sum, int64_t j, int64_t
 }
 
 static void loseKeys(dkv_twin *t, int64_t first, int64_t n) {
-    for (int64_t j = first; j < first + n && t->anyhow; j++) {
-        loseKey(t, t->dk, j, t->p->dqk);
-        loseKey(t, t->dv, j, t->p->dv);
+    for (int64_t j = first; j < first + n; j++) {
+        if (t->anyhow) {
+            loseKey(t, t->dk, j, t->p->dqk);
+            loseKey(t, t->dv, j, t->p->dv);
+        }
         t->key_n[j] = t->key_n2[j] = 0;
     }
 }

@@ -232,8 +232,7 @@ static int packOracle(dkv_case *c, const dualkv_arithmetic *a, dkv_err *err) {
     markUnclaimed(s->l, &c->rep_oracle, false);
     markUnclaimed(&c->packed, &c->oracle, false);
     memcpy(c->oracle.has_twin, c->rep_oracle.has_twin, sizeof c->oracle.has_twin);
-    c->oracle.lse_rows = c->rep_oracle.lse_rows;
-    c->oracle.lse_alike = c->rep_oracle.lse_alike;
+    c->oracle.alike = c->rep_oracle.alike;
     return rc;
 }
 

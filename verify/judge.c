@@ -363,7 +363,11 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
         dof = (double)dkv_countDistinct(lse, rows, work);
     twin_loop w = {s, region, got, twin, sigma2, format, 0, stat, used};
     int64_t n = gatherRows(&w);
-    if (id == DKV_LSE && o->lse_alike > 0) dof = (double)o->lse_rows * (double)o->lse_rows / (double)o->lse_alike;
+    if (id == DKV_LSE && o->alike.lse > 0) dof = dkv_independent(&o->alike, o->alike.lse);
+    /* Rows that lean on one capped score have one error of P, in all that is made of it. In 16 bit its rounding is most of
+     * the noise. */
+    if (id != DKV_LSE && o->alike.capped > 0 && format == DUALKV_FP32 && !s->by_head && !s->sums)
+        dof = fmin(dof, dkv_independent(&o->alike, o->alike.capped));
     sums all = countRows(stat, n, -1);
     /* Rows that see nearly the same keys with nearly the same weights share their chains' errors: in fp32
      * these are all the noise there is, and only the head dimension's elements are independent. Calibrated on

@@ -156,7 +156,7 @@ static int gatherVectors(line *l, const uint8_t *region, dkv_err *err) {
 
 static double countRows(search *f, const line *l) {
     const dkv_oracle *o = &f->c->oracle;
-    if (l->id == DKV_LSE && o->lse_alike > 0) return (double)o->lse_rows * (double)o->lse_rows / (double)o->lse_alike;
+    if (l->id == DKV_LSE && o->alike.lse > 0) return dkv_independent(&o->alike, o->alike.lse);
     return l->s.keys ? l->distinct : INFINITY;
 }
 

@@ -171,8 +171,7 @@ static int readAnswer(dkv_remote_oracle *out, dkv_err *err) {
         }
     }
     for (int id = 0; id < DKV_N_OUTPUTS; id++) out->oracle.has_twin[id] = h->has_twin[id] != 0;
-    out->oracle.lse_rows = h->lse_rows;
-    out->oracle.lse_alike = h->lse_alike;
+    out->oracle.alike = h->alike;
     return 0;
 }
 

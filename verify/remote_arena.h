@@ -22,7 +22,7 @@ typedef struct dkv_arena_head {
     int64_t part_at[DKV_N_PARTS][DKV_N_OUTPUTS]; /* doubles, as dkv_outputs has them */
     /* the answer */
     int32_t written[DKV_N_PARTS][DKV_N_OUTPUTS], has_twin[DKV_N_OUTPUTS];
-    int64_t lse_rows, lse_alike;
+    dkv_alike alike;
 } dkv_arena_head;
 
 #endif

@@ -91,11 +91,12 @@ int dkv_compareOracles(const dkv_problem *p, const dkv_layout *l, const dkv_inpu
         if (rc || !twin || !coarse || n[id] == 0) continue;
         if (cpu->has_twin[id] != device->has_twin[id])
             rc = dkv_fail(err, DKV_EHARNESS, "the oracles disagree: only one of them has a twin of %s", dkv_tensorName(t));
-        else if (id == DKV_LSE && (cpu->lse_rows != device->lse_rows || cpu->lse_alike != device->lse_alike))
+        else if (id == DKV_LSE && memcmp(&cpu->alike, &device->alike, sizeof cpu->alike))
             rc = dkv_fail(err, DKV_EHARNESS,
-                          "the oracles disagree: %" PRId64 " rows of LSE that err alike %" PRId64 " times, %" PRId64
-                          " and %" PRId64 " on the device",
-                          cpu->lse_rows, cpu->lse_alike, device->lse_rows, device->lse_alike);
+                          "the oracles disagree: %" PRId64 " rows that err alike %" PRId64 " times in LSE and %" PRId64
+                          " in scores, on the device %" PRId64 ", %" PRId64 " and %" PRId64,
+                          cpu->alike.rows, cpu->alike.lse, cpu->alike.capped, device->alike.rows, device->alike.lse,
+                          device->alike.capped);
         else if (cpu->has_twin[id]) rc = compareTwin(t, n[id], cpu, device, err);
     }
     dkv_freeOracle(&allowed);

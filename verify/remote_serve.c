@@ -163,7 +163,7 @@ static int compute(const dkv_remote_server *s, dkv_arena_head *h, uint8_t *base,
         }
     for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++)
         h->has_twin[id] = h->question == DKV_ASK_TWIN && o->hasTwin(j->oracle, (dkv_tensor_id)id);
-    if (!rc && h->question == DKV_ASK_TWIN) rc = o->lseRows(j->oracle, &h->lse_rows, &h->lse_alike);
+    if (!rc && h->question == DKV_ASK_TWIN) rc = o->alikeRows(j->oracle, &h->alike);
     return rc;
 }
 

@@ -258,7 +258,8 @@ static void test_fills(void **state) {
         }
 }
 
-/* Errors that are not independent: one chain in all rows; equal addends; one rounding for all rows; flushed P. */
+/* Errors that are not independent: one chain in all rows; equal addends; one rounding for all rows; flushed P; one capped
+ * score in all rows. */
 static void test_coherent(void **state) {
     (void)state;
     static const struct {
@@ -269,6 +270,8 @@ static void test_coherent(void **state) {
         {"shape=22+(6+239) heads=4:1 dim=1 mask=full scale=0.05 sinklogit=-1 fill=aligned seed=655", ""},
         {"shape=49k+3,5,3 heads=4:1 dim=2:11 dtype=fp32 fill=ownhot", "fault=E5"},
         {"shape=37+108x4 heads=2:1 dim=16 dtype=fp32 mask=window:62 fill=duplicated seed=470 dlse=on", ""},
+        {"shape=0k+2x192,4x29 heads=4:2 dim=1 dtype=fp32 mask=prefix scale=0.05 softcap=50 fill=needle seed=304", ""},
+        {"shape=191+19,192 heads=4:1 dim=1 dtype=fp32 scale=0.05 softcap=50 sinklogit=4 fill=needle seed=39 dlse=on", ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         trial t;

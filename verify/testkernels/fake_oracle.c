@@ -115,9 +115,8 @@ static int cost(dkv_device_oracle *o, double *seconds, double *flops) {
     return 0;
 }
 
-static int lseRows(dkv_device_oracle *o, int64_t *rows, int64_t *alike) {
-    *rows = o->o.lse_rows;
-    *alike = o->o.lse_alike;
+static int alikeRows(dkv_device_oracle *o, dkv_alike *out) {
+    *out = o->o.alike;
     return 0;
 }
 
@@ -134,7 +133,7 @@ const dkv_oracle_ops *dkv_oracleOps(void) {
                                  .read = read_,
                                  .store = store,
                                  .cost = cost,
-                                 .lseRows = lseRows};
+                                 .alikeRows = alikeRows};
     ops.size = is("old") ? 8 : sizeof ops;
     return &ops;
 }
