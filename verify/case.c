@@ -247,9 +247,9 @@ static void standIn(const dkv_case *c, const dkv_oracle *o, const dkv_outputs *o
 }
 
 static void dropOracle(dkv_case *c) {
-    if (c->rep_remote.base) dkv_freeRemoteOracle(&c->rep_remote);
+    if (c->rep_remote.room.base) dkv_freeRemoteOracle(&c->rep_remote);
     else if (c->has_rep_oracle) dkv_freeOracle(&c->rep_oracle);
-    if (c->remote.base) dkv_freeRemoteOracle(&c->remote);
+    if (c->remote.room.base) dkv_freeRemoteOracle(&c->remote);
     else if (c->has_oracle) dkv_freeOracle(&c->oracle);
     c->has_oracle = c->has_rep_oracle = false;
 }

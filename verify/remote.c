@@ -9,6 +9,7 @@
 
 #include "../ref/dtype.h"
 #include "../ref/pages.h"
+#include "memory.h"
 #include "remote_arena.h"
 #include "spans.h"
 #include "status.h"
@@ -39,6 +40,53 @@ static double workOf(const dkv_problem *p) {
     return dkv_forwardFlops(p) + (p->grad ? dkv_backwardFlops(p) : 0);
 }
 
+/* ---- room ---- */
+
+/* Its pages are free once this returns, though the device's process may still have them mapped. */
+static void closeRoom(dkv_remote_room *m) {
+    if (!m->base) return;
+    munmap(m->base, m->bytes);
+    if (ftruncate(m->fd, 0)) m->bytes = 0; /* then they are free when that process unmaps them */
+    close(m->fd);
+    memset(m, 0, sizeof *m);
+}
+
+/* The spare, if it is large enough. */
+static int openRoom(dkv_remote *r, size_t bytes, dkv_remote_room *out) {
+    dkv_remote_room spare = {0};
+    pthread_mutex_lock(&r->lock);
+    if (r->spare.base && bytes >= DKV_REMOTE_LARGE) {
+        spare = r->spare;
+        r->spare.base = NULL;
+    }
+    pthread_mutex_unlock(&r->lock);
+    if (spare.base && spare.bytes >= bytes) {
+        *out = spare;
+        return 0;
+    }
+    closeRoom(&spare);
+    *out = (dkv_remote_room){.bytes = bytes, .fd = memfd_create("dualkv-oracle", MFD_CLOEXEC)};
+    void *base = out->fd >= 0 && ftruncate(out->fd, (off_t)bytes) == 0 ? dkv_mapFile(out->fd, bytes) : MAP_FAILED;
+    if (base != MAP_FAILED) {
+        out->base = base;
+        return 0;
+    }
+    if (out->fd >= 0) close(out->fd);
+    return -1;
+}
+
+/* Kept where as much again is free: the next case may need all that there is for something else. */
+static void giveRoom(dkv_remote *r, dkv_remote_room *m) {
+    if (m->bytes >= DKV_REMOTE_LARGE && dkv_availableMemory() > (double)m->bytes) {
+        pthread_mutex_lock(&r->lock);
+        const dkv_remote_room was = r->spare;
+        r->spare = *m;
+        *m = was;
+        pthread_mutex_unlock(&r->lock);
+    }
+    closeRoom(m);
+}
+
 /* ---- life ---- */
 
 int dkv_openRemote(dkv_remote *r, dkv_oracle_mode mode, const char *plugin, double timeout, dkv_err *err) {
@@ -67,6 +115,7 @@ int dkv_openRemote(dkv_remote *r, dkv_oracle_mode mode, const char *plugin, doub
 }
 
 void dkv_closeRemote(dkv_remote *r) {
+    closeRoom(&r->spare);
     for (int i = 0; i < DKV_REMOTE_WORKERS; i++) dkv_stopWorker(&r->worker[i]);
     pthread_cond_destroy(&r->idle);
     pthread_mutex_destroy(&r->lock);
@@ -79,7 +128,7 @@ bool dkv_wantsRemote(const dkv_remote *r, const dkv_problem *p, bool on_device, 
 }
 
 void dkv_freeRemoteOracle(dkv_remote_oracle *o) {
-    if (o->base) munmap(o->base, o->bytes);
+    if (o->room.base) giveRoom(o->from, &o->room);
     memset(o, 0, sizeof *o);
 }
 
@@ -157,7 +206,8 @@ static void writeQuestion(const dkv_arena_head *h, uint8_t *base, const dkv_prob
 
 /* The answer, if it is whole. */
 static int readAnswer(dkv_remote_oracle *out, dkv_err *err) {
-    const dkv_arena_head *h = out->base;
+    uint8_t *base = out->room.base;
+    const dkv_arena_head *h = out->room.base;
     dkv_outputs *parts[DKV_N_PARTS] = {&out->oracle.truth, &out->oracle.bound, &out->oracle.twin, &out->oracle.sigma2};
     for (int part = 0; part < DKV_N_PARTS; part++) {
         double **const to[DKV_N_OUTPUTS] = {&parts[part]->o,  &parts[part]->lse, &parts[part]->dq,
@@ -167,7 +217,7 @@ static int readAnswer(dkv_remote_oracle *out, dkv_err *err) {
             if (h->written[part][id] != 1)
                 return dkv_fail(err, DKV_EHARNESS, "the oracle on the device left out a part of %s",
                                 dkv_tensorName((dkv_tensor_id)id));
-            *to[id] = (double *)((uint8_t *)out->base + h->part_at[part][id]);
+            *to[id] = (double *)(base + h->part_at[part][id]);
         }
     }
     for (int id = 0; id < DKV_N_OUTPUTS; id++) out->oracle.has_twin[id] = h->has_twin[id] != 0;
@@ -236,30 +286,25 @@ int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, co
                   const dualkv_arithmetic *a, const dkv_left *left, dkv_remote_oracle *out, dkv_err *err) {
     dkv_arena_head *h = calloc(1, sizeof *h);
     int64_t n[DKV_N_OUTPUTS];
-    int rc = 0, fd = memfd_create("dualkv-oracle", MFD_CLOEXEC);
+    int rc = 0;
     memset(out, 0, sizeof *out);
-    void *base = MAP_FAILED;
-    if (h && fd >= 0) {
+    if (h) {
         layOut(h, p, l, in, question);
         h->arithmetic = *a;
         h->absent = left->absent;
-        if (ftruncate(fd, h->bytes) == 0)
-            base = dkv_mapFile(fd, (size_t)h->bytes);
     }
-    if (base == MAP_FAILED) {
+    if (!h || openRoom(r, (size_t)h->bytes, &out->room)) {
         rc = dkv_fail(err, DKV_EHARNESS, "cannot allocate %lld bytes for the oracle on the device",
                       h ? (long long)h->bytes : 0);
         goto done;
     }
-    out->base = base;
-    out->bytes = (size_t)h->bytes;
+    out->from = r;
     dkv_countOutputs(l, n);
-    writeQuestion(h, base, p, in, n, left);
-    rc = ask(r, fd, h->bytes, workOf(p), out, err);
+    writeQuestion(h, out->room.base, p, in, n, left);
+    rc = ask(r, out->room.fd, h->bytes, workOf(p), out, err);
     if (!rc) rc = readAnswer(out, err);
     if (rc) dkv_freeRemoteOracle(out);
 done:
-    if (fd >= 0) close(fd);
     free(h);
     return rc;
 }

@@ -24,6 +24,14 @@ typedef enum dkv_oracle_mode {
 typedef enum dkv_question { DKV_ASK_TRUTH, DKV_ASK_BOUND, DKV_ASK_TWIN } dkv_question; /* each with those before it */
 
 #define DKV_REMOTE_WORKERS 4
+#define DKV_REMOTE_LARGE ((size_t)1 << 30) /* bytes of an arena from which on one is kept for the next question */
+
+/* A file and its mapping. base NULL: none. */
+typedef struct dkv_remote_room {
+    void *base;
+    size_t bytes;
+    int fd;
+} dkv_remote_room;
 
 typedef struct dkv_remote {
     dkv_oracle_mode mode;
@@ -32,15 +40,16 @@ typedef struct dkv_remote {
     dkv_worker worker[DKV_REMOTE_WORKERS];
     bool busy[DKV_REMOTE_WORKERS];
     double least;  /* auto: seconds on the CPU from which on the device is asked */
+    dkv_remote_room spare; /* of an answer that nobody needs any more: its pages are there */
     bool absent;   /* there is no plugin or no device; not asked again */
     char why[512]; /* of that */
 } dkv_remote;
 
-/* An answer: an oracle whose arrays lie in the arena. `base` NULL: none. */
+/* An answer: an oracle whose arrays lie in the arena. */
 typedef struct dkv_remote_oracle {
     dkv_oracle oracle;
-    void *base;
-    size_t bytes;
+    dkv_remote_room room;
+    dkv_remote *from; /* where that goes back to */
     double seconds, flops; /* of the device */
 } dkv_remote_oracle;
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "../ref/device.h"
 #include "../ref/pages.h"
@@ -13,7 +14,6 @@
 #include "remote_arena.h"
 #include "spans.h"
 
-#define LARGE ((int64_t)1 << 30)
 #define KEPT ((int64_t)64 << 20) /* of the device for inputs, from question to question */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; what is older says no, and pages come one by one */
@@ -24,6 +24,9 @@ struct dkv_remote_server {
     const dkv_oracle_ops *oracle;
     const dkv_device_ops *device;
     void *inputs; /* on the device; KEPT bytes once there were any */
+    dkv_remote_room room; /* of the last large question: the next one often lies there, too */
+    dev_t device_of;      /* that file: its device and number */
+    ino_t number;
 };
 
 static dkv_outcome findTables(dkv_remote_server *s, const char *plugin, char *why, size_t n) {
@@ -67,6 +70,7 @@ dkv_outcome dkv_openServer(const char *plugin, dkv_remote_server **out, dkv_gpu_
 }
 
 void dkv_closeServer(dkv_remote_server *s) {
+    if (s && s->room.base) munmap(s->room.base, s->room.bytes);
     if (s && s->inputs) s->device->release(s->inputs);
     if (s && s->so) dlclose(s->so);
     free(s);
@@ -173,14 +177,29 @@ static void endJob(const dkv_remote_server *s, job *j) {
     if (j->has_layout) dkv_freeLayout(&j->l);
 }
 
+/* The question's file, mapped; NULL: it cannot be. Pages of one that was mapped before are not made again. */
+static uint8_t *mapQuestion(dkv_remote_server *s, int fd, size_t bytes) {
+    struct stat file;
+    if (fstat(fd, &file) || file.st_size < (off_t)bytes) return NULL;
+    if (s->room.base && s->device_of == file.st_dev && s->number == file.st_ino && s->room.bytes == (size_t)file.st_size)
+        return s->room.base;
+    if (s->room.base) munmap(s->room.base, s->room.bytes);
+    s->room.bytes = (size_t)file.st_size;
+    s->room.base = dkv_mapFile(fd, s->room.bytes);
+    if (s->room.base == MAP_FAILED) s->room.base = NULL;
+    s->device_of = file.st_dev;
+    s->number = file.st_ino;
+    return s->room.base;
+}
+
 dkv_outcome dkv_serveQuestion(dkv_remote_server *s, int fd, int64_t bytes, double *seconds, double *flops, char *why,
                               size_t n) {
     job j = {0};
     dkv_err err = {0};
     dkv_outcome o = DKV_W_HARNESS;
     if (!s || fd < 0 || bytes < (int64_t)sizeof(dkv_arena_head)) return o;
-    uint8_t *base = dkv_mapFile(fd, (size_t)bytes);
-    if (base == MAP_FAILED) {
+    uint8_t *base = mapQuestion(s, fd, (size_t)bytes);
+    if (!base) {
         snprintf(why, n, "it cannot map %lld bytes", (long long)bytes);
         return o;
     }
@@ -196,12 +215,15 @@ dkv_outcome dkv_serveQuestion(dkv_remote_server *s, int fd, int64_t bytes, doubl
     o = checkRoom(s, h, &j, why, n);
     if (o == DKV_W_OK) o = sendInputs(s, h, base, &j, why, n);
     pthread_t toucher;
-    const bool touches = o == DKV_W_OK && bytes > LARGE && pthread_create(&toucher, NULL, touchAnswer, base) == 0;
+    const bool touches = o == DKV_W_OK && bytes >= (int64_t)DKV_REMOTE_LARGE && pthread_create(&toucher, NULL, touchAnswer, base) == 0;
     if (o == DKV_W_OK && compute(s, h, base, &j)) o = said(s, s->oracle->error(), why, n);
     if (touches) pthread_join(toucher, NULL);
     if (o == DKV_W_OK && s->oracle->cost(j.oracle, seconds, flops)) o = said(s, s->oracle->error(), why, n);
 done:
     endJob(s, &j);
-    munmap(base, (size_t)bytes);
+    if (s->room.bytes < DKV_REMOTE_LARGE) {
+        munmap(base, s->room.bytes);
+        s->room.base = NULL;
+    }
     return o;
 }

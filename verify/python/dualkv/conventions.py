@@ -390,14 +390,44 @@ def _flex_score(p: View, mask_mod: Any, constant: Callable[[Any], Any]) -> Any:
     return score_mod
 
 
+FLEX_BLOCK = 128
+FLEX_PAIRS = 2**28  # pairs of an array of them
+
+
+def flex_blocks(mask_mod: Any, rows: int, keys: int, device: str, pairs: int = FLEX_PAIRS) -> Any:
+    """The BlockMask that create_block_mask makes, some rows at a time: neither an array of all pairs nor a compilation (which
+    takes half a minute for each process)."""
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask
+
+    b, n_keys = FLEX_BLOCK, -(-keys // FLEX_BLOCK)
+    step = max(pairs // (n_keys * b), 1) // b * b or b
+    k = torch.arange(keys, device=device)
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    counts = []
+    for first in range(0, rows, step):
+        q = torch.arange(first, min(first + step, rows), device=device)
+        seen = mask_mod(zero, zero, q[:, None], k[None, :]).expand(len(q), keys)
+        seen = torch.nn.functional.pad(seen, (0, n_keys * b - keys, 0, -len(q) % b))
+        counts.append(seen.view(-1, b, n_keys, b).sum(dim=(1, 3)))
+    count = torch.cat(counts)[None, None]
+    whole = count == b * b
+    args = []
+    for blocks in ((count > 0) & ~whole, whole):
+        order = torch.argsort(blocks.to(torch.int32), dim=-1, descending=True, stable=True)
+        args += [blocks.sum(dim=-1, dtype=torch.int32), order.to(torch.int32)]
+    return BlockMask.from_kv_blocks(*args, BLOCK_SIZE=b, mask_mod=mask_mod, seq_lengths=(rows, keys))
+
+
 def _flex_calls(setting: Setting, p: View) -> Iterator[Call]:
     from torch.nn.attention.flex_attention import create_block_mask
 
     device = setting.arrays.device
     mask_mod = flex_mask(p, setting.arrays.constant)
-    large = device != "cpu" and p.tq * p.tk > 2**28  # of pairs: too many for an array of them
     if p.tq and p.tk:
-        mask = create_block_mask(mask_mod, None, None, p.tq, p.tk, device=device, _compile=large)
+        large = p.tq * p.tk > FLEX_PAIRS
+        mask = (flex_blocks(mask_mod, p.tq, p.tk, device) if large else
+                create_block_mask(mask_mod, None, None, p.tq, p.tk, device=device))
         yield Call(None, (None,),
                    {"block_mask": mask, "score_mod": _flex_score(p, mask_mod, setting.arrays.constant),
                     "scale": p.scale, "enable_gqa": p.hq != p.hkv, "return_lse": setting.lse}, heads_first=True)
