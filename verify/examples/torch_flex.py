@@ -6,10 +6,12 @@
 """
 
 import torch
+import torch._inductor.config
 from torch.nn.attention.flex_attention import flex_attention
 
 CONVENTION = "flex"
 torch._dynamo.config.recompile_limit = 64
+torch._inductor.config.compile_threads = 1  # two kernels a shape: starting processes that compile takes longer
 _compiled = torch.compile(flex_attention)
 
 

@@ -12,8 +12,13 @@ import numpy as np
 import dualkv
 import dualkv.problem
 from dualkv import _lib
-from dualkv.conventions import BATCH_ROWS, _batches, flex_mask
+from dualkv.conventions import BATCH_ROWS, _batches, flex_blocks, flex_mask
 from dualkv.view import View
+
+try:
+    import torch
+except ImportError:
+    torch = None
 
 LINES = [
     "shape=4",
@@ -86,6 +91,22 @@ class Problems(unittest.TestCase):
             if all(s.depth < 2 for s in v.segments):
                 q, k = np.arange(p.tq)[:, None], np.arange(p.tk)[None, :]
                 np.testing.assert_array_equal(flex_mask(v, np.asarray)(0, 0, q, k), p.mask_array(), line)
+
+    @unittest.skipUnless(torch, "needs torch")
+    def test_blocks_of_the_mask_are_those_that_torch_makes(self):
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        for line in ("shape=200+2x70,129", "shape=128+2x128", "shape=300+40 mask=full", "shape=390+2x1 mask=window:130",
+                     "shape=257k+5,3 mask=prefix", "shape=200+129 mask=block:64:0.5:3"):
+            v = View(dualkv.Problem(line).view("packed"))
+            mask = flex_mask(v, torch.as_tensor)
+            want = create_block_mask(mask, None, None, v.tq, v.tk, device="cpu")
+            for pairs in (1, 3 * 128 * 512, 2**28):
+                got = flex_blocks(mask, v.tq, v.tk, "cpu", pairs)
+                for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",
+                             "full_q_num_blocks", "full_q_indices"):
+                    self.assertTrue(torch.equal(getattr(got, name), getattr(want, name)), (line, pairs, name))
+                self.assertEqual((got.shape, got.BLOCK_SIZE, got.mask_mod), (want.shape, want.BLOCK_SIZE, mask), line)
 
     def test_long_sequences_go_in_several_calls(self):
         for line, calls in (("shape=4096+28x2048", 2), ("shape=32768+28x2048", 5), ("shape=300000+2x1", 3), ("shape=4+5x3", 2)):
