@@ -291,6 +291,19 @@ static int fitKernels(const show *s, const dkv_session *session, dkv_fits *fits,
     return rc;
 }
 
+/* Useful FLOP/s: of a core for each of truth, bound and twin; of an H200 for all three (data/measurements, check-cuda-full). */
+#define CORE_RATE 1e10
+#define DEVICE_RATE 3e12
+
+static void sayEstimate(double flops, dkv_oracle_mode mode) {
+    const bool device = mode == DKV_ORACLE_CUDA;
+    const double minutes = flops / (device ? DEVICE_RATE : CORE_RATE * dkv_hostCores()) / 60;
+    if (minutes <= 1) return;
+    fprintf(stderr, device ? "about %.3g minutes of an H200 for truth, bound and twin\n"
+                           : "about %.3g minutes at 10 GFLOP/s a core for each of truth, bound and twin\n",
+            minutes);
+}
+
 static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool replay) {
     dkv_err err = {0};
     dkv_kernel_spec kernels[DKV_KERNELS_MAX];
@@ -345,10 +358,7 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
         free(items);
         return dkv_complain(&err);
     }
-    double minutes = dkv_countWork(&session) / 1e10 / dkv_hostCores() / 60;
-    if (minutes > 1 && !cli->quiet)
-        fprintf(stderr, "about %.3g minutes at 10 GFLOP/s a core for each of truth, bound and twin\n",
-                minutes);
+    if (!cli->quiet) sayEstimate(dkv_countWork(&session), mode);
     dkv_catchSignals();
     dkv_runSession(&session);
     if (!session.stopped) dkv_closeRemote(&remote);
