@@ -167,12 +167,12 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
     c.arg = &s;
     static dkv_fits fits;
     static dkv_remote remote;
-    if (dkv_openRemote(&remote, mode, NULL, DKV_REMOTE_TIMEOUT, &err)) {
-        dkv_closeSampler(&sampler);
-        return dkv_complain(&err);
-    }
+    bad = dkv_openRemote(&remote, mode, NULL, DKV_REMOTE_TIMEOUT, &err);
     c.remote = &remote;
-    if (cli->arithmetic && dkv_fitKernel(c.kernel, cli->arithmetic, 7, c.timeout, c.data_dir, &fits, &err)) {
+    bad = bad || (cli->arithmetic && dkv_fitKernel(c.kernel, cli->arithmetic, 7, c.timeout, c.data_dir, &fits, &err));
+    if (bad) {
+        dkv_err ignored;
+        dkv_closeLog(&s.log, &ignored);
         dkv_closeSampler(&sampler);
         return dkv_complain(&err);
     }

@@ -2,14 +2,18 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "../data/fields.h"
+#include "../data/fill.h"
 #include "../ref/row.h"
+#include "../verify/kernel_hash.h"
 
 #define CASES_MAX ((uint64_t)1 << 28) /* of a log: its bits are kept in memory */
 
@@ -49,7 +53,7 @@ static int takeRecord(dkv_log *log, const cJSON *o, dkv_err *err) {
     char seed[32];
     snprintf(seed, sizeof seed, "%" PRIu64, log->sampler->seed);
     if (!cJSON_IsNumber(number) || number->valuedouble < 0 || number->valuedouble >= (double)CASES_MAX ||
-        status == DKV_ST_N)
+        number->valuedouble != (double)(uint64_t)number->valuedouble || status == DKV_ST_N)
         return dkv_fail(err, DKV_EUSER, "not a record of a fuzzing run");
     if (strcmp(dkv_textOf(o, "kernel"), log->kernel) || strcmp(dkv_textOf(fuzz, "profile"), profile) ||
         strcmp(dkv_textOf(fuzz, "seed"), seed) || cJSON_HasObjectItem(fuzz, "forward") != log->sampler->forward)
@@ -57,9 +61,35 @@ static int takeRecord(dkv_log *log, const cJSON *o, dkv_err *err) {
             err, DKV_EUSER, "is of kernel %.80s, seed %.24s, profile %.24s%s; this run is of %.80s, %s, %s%s",
             dkv_textOf(o, "kernel"), dkv_textOf(fuzz, "seed"), dkv_textOf(fuzz, "profile"), cJSON_HasObjectItem(fuzz, "forward") ? ", forward" : "",
             log->kernel, seed, profile, log->sampler->forward ? ", forward" : "");
+    const char *was = dkv_textOf(o, "kernel_sha256"), *is = dkv_kernelHash(log->kernel);
+    if (was[0] && is[0] && strcmp(was, is))
+        return dkv_fail(err, DKV_EUSER, "is of another build of %.80s (SHA-256 %.12s...; it is %.12s... now)", log->kernel, was, is);
+    if (strcmp(dkv_textOf(o, "generator"), DKV_GENERATOR))
+        return dkv_fail(err, DKV_EUSER, "is of inputs of generator %.24s; they are made by generator %s now",
+                        dkv_textOf(o, "generator"), DKV_GENERATOR);
     log->counts[status]++;
     int rc = compareLine(log, (uint64_t)number->valuedouble, dkv_textOf(o, "line"), err);
     return rc ? rc : setDone(log, (uint64_t)number->valuedouble, err);
+}
+
+/* May a last line without its end be the beginning of a record, or the zeros that a machine leaves that lost its power? Else
+ * it is not ours to cut off. */
+static bool isRemnant(const char *row, size_t n, bool behind_records) {
+    static const char begins[] = "{\"line\":\"";
+    const size_t known = sizeof begins - 1;
+    size_t zeros = 0;
+    while (zeros < n && row[zeros] == 0) zeros++;
+    return memcmp(row, begins, n < known ? n : known) == 0 || (behind_records && zeros == n);
+}
+
+/* One JSON object and nothing else. */
+static cJSON *parseRow(const char *row, size_t n) {
+    const char *end = NULL;
+    cJSON *o = cJSON_ParseWithLengthOpts(row, n, &end, false);
+    while (o && end < row + n && strchr(" \t\r\n", *end)) end++;
+    if (!o || (end == row + n && cJSON_IsObject(o))) return o;
+    cJSON_Delete(o);
+    return NULL;
 }
 
 /* Reads what is there; cuts off a last line without its end. */
@@ -82,8 +112,13 @@ static int readRecords(dkv_log *log, const char *path, dkv_err *err) {
             dkv_fail(err, (dkv_code)rc, "%s:%ld: %s", path, number, why.text);
             break;
         }
-        if (n == 0 || row[n - 1] != '\n') break;
-        cJSON *o = cJSON_ParseWithLength(row, n);
+        if (n == 0) break;
+        if (row[n - 1] != '\n') {
+            if (!isRemnant(row, n, whole > 0))
+                rc = dkv_fail(err, DKV_EUSER, "%s:%ld: not a record, and its end is missing", path, number);
+            break;
+        }
+        cJSON *o = parseRow(row, n);
         rc = o ? takeRecord(log, o, &why) : dkv_fail(&why, DKV_EUSER, "not JSON");
         cJSON_Delete(o);
         if (rc) dkv_fail(err, (dkv_code)rc, "%s:%ld: %s", path, number, why.text);
@@ -96,14 +131,39 @@ static int readRecords(dkv_log *log, const char *path, dkv_err *err) {
     return rc;
 }
 
+/* Keeps another run out. Nothing to do where records go to a pipe, or nowhere. */
+static int hold(dkv_log *log, dkv_err *err) {
+    const char *path = log->file.path;
+    struct stat st;
+    const bool there = path && stat(path, &st) == 0;
+    if (!path || !strcmp(path, "-") || (there && !S_ISREG(st.st_mode))) return 0;
+    log->held = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (log->held < 0) return dkv_fail(err, DKV_EUSER, "--json: cannot write '%s': %s", path, strerror(errno));
+    log->made = !there;
+    if (flock(log->held, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0; /* not every file system can */
+    return dkv_fail(err, DKV_EUSER, "--json: another run writes '%s'", path);
+}
+
+static void letGo(dkv_log *log) {
+    struct stat st;
+    if (log->held < 0) return;
+    if (log->made && fstat(log->held, &st) == 0 && st.st_size == 0) unlink(log->file.path);
+    close(log->held);
+    log->held = -1;
+}
+
 int dkv_openLog(dkv_log *log, const char *path, bool resume, const char *kernel, const dkv_sampler *s,
                 dkv_err *err) {
-    *log = (dkv_log){.file = {.path = path, .append = resume}, .kernel = kernel, .sampler = s};
+    *log = (dkv_log){.file = {.path = path, .append = resume}, .kernel = kernel, .sampler = s, .held = -1};
     if (resume && (!path || !strcmp(path, "-")))
         return dkv_fail(err, DKV_EUSER, "--resume goes on with the file of --json");
     int rc = dkv_checkRecordPath(path, err);
+    if (!rc) rc = hold(log, err);
     if (!rc && resume) rc = readRecords(log, path, err);
-    if (rc) free(log->done);
+    if (!rc) return 0;
+    free(log->done);
+    log->done = NULL;
+    letGo(log);
     return rc;
 }
 
@@ -128,5 +188,7 @@ int dkv_logCase(dkv_log *log, const dkv_fuzzed *f, dkv_err *err) {
 int dkv_closeLog(dkv_log *log, dkv_err *err) {
     free(log->done);
     log->done = NULL;
-    return dkv_closeRecords(&log->file, err);
+    const int rc = dkv_closeRecords(&log->file, err);
+    letGo(log);
+    return rc;
 }

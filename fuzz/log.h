@@ -12,14 +12,18 @@ typedef struct dkv_log {
     const dkv_sampler *sampler;
     uint8_t *done; /* owned: bit n is set where case n has a record */
     uint64_t n_done;
+    int held; /* the file, locked for as long as it is open; -1: none */
+    bool made;
     long counts[DKV_ST_N]; /* of the records that were there */
 } dkv_log;
 
-/* path: where records go (NULL: nowhere). resume: reads those that are there, cuts off a last line that was
- * not finished, and goes on behind them; DKV_EUSER where they are of another kernel, seed or profile. */
+/* path: where records go (NULL: nowhere); DKV_EUSER where another run writes them. resume: reads those that are there, cuts
+ * off a last one that was not finished, and goes on behind them; DKV_EUSER where they are of another kernel (or another build
+ * of it), seed or profile, or where the file ends in what no run wrote. */
 int dkv_openLog(dkv_log *log, const char *path, bool resume, const char *kernel, const dkv_sampler *s,
                 dkv_err *err);
 int dkv_logCase(dkv_log *log, const dkv_fuzzed *f, dkv_err *err);
+/* Also where nothing was logged: leaves no file that was not there. */
 int dkv_closeLog(dkv_log *log, dkv_err *err);
 
 #endif

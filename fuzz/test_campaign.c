@@ -157,6 +157,68 @@ static void a_cut_run_goes_on(void **state) {
     unlink(path);
 }
 
+static void put(const char *path, const char *how, const char *text) {
+    FILE *f = fopen(path, how);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void mustRefuse(const char *path, const dkv_sampler *s, const char *says) {
+    dkv_log log;
+    dkv_err err = {0};
+    struct stat before, after;
+    assert_int_equal(stat(path, &before), 0);
+    if (dkv_openLog(&log, path, true, "emu", s, &err) != DKV_EUSER || !strstr(err.text, says))
+        fail_msg("not refused with '%s': %s", says, err.text);
+    assert_int_equal(stat(path, &after), 0);
+    assert_int_equal(after.st_size, before.st_size);
+}
+
+/* What no run wrote is not cut off, and what two runs would write, or another build, is not mixed. */
+static void foreign_records_are_left_alone(void **state) {
+    (void)state;
+    static verdicts v;
+    static const struct {
+        const char *edit, *says;
+    } rows[] = {{"s/,\"case\":/,\"case\":0.5/", "not a record of a fuzzing run"},
+                {"s/$/ and more/", "not JSON"},
+                {"s/\"kernel_sha256\":\"...../\"kernel_sha256\":\"00000/", "of another build of emu"},
+                {"s/\"generator\":\"/\"generator\":\"0/", "of inputs of generator 0"}};
+    char path[] = "/tmp/dualkv-log-XXXXXX", command[256];
+    dkv_sampler s;
+    dkv_log log, second;
+    dkv_err err = {0};
+    memset(&v, 0, sizeof v);
+    close(mkstemp(path));
+    assert_int_equal(dkv_openSampler(DKV_QUICK, 4, &s, &err), 0);
+    put(path, "w", "my only copy");
+    mustRefuse(path, &s, ":1: not a record, and its end is missing");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assert_int_equal(dkv_openLog(&log, path, false, "emu", &s, &err), 0);
+        memset(&v, 0, sizeof v);
+        v.log = &log;
+        v.stop_after = 1;
+        run("emu", &s, 1, 0, 1, &v);
+        if (i == 0) {
+            assert_int_equal(dkv_openLog(&second, path, true, "emu", &s, &err), DKV_EUSER);
+            assert_non_null(strstr(err.text, "another run writes"));
+        }
+        assert_int_equal(dkv_closeLog(&log, &err), 0);
+        put(path, "a", "{\"lin");
+        assert_int_equal(dkv_openLog(&log, path, true, "emu", &s, &err), 0);
+        assert_int_equal(dkv_closeLog(&log, &err), 0);
+        snprintf(command, sizeof command, "sed -i '%s' %s", rows[i].edit, path);
+        assert_int_equal(system(command), 0);
+        mustRefuse(path, &s, rows[i].says);
+    }
+    unlink(path);
+    assert_int_equal(dkv_openLog(&log, path, false, "emu", &s, &err), 0);
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(dkv_closeLog(&log, &err), 0); /* nothing was logged */
+    assert_int_not_equal(access(path, F_OK), 0);
+    dkv_closeSampler(&s);
+}
+
 /* A kernel that breaks its process, or needs an earlier call to go wrong: reported, and the run goes on. */
 static void bad_kernels_do_not_end_a_run(void **state) {
     (void)state;
@@ -209,6 +271,7 @@ int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_and_shards_change_nothing), cmocka_unit_test(a_cut_run_goes_on),
+        cmocka_unit_test(foreign_records_are_left_alone),
         cmocka_unit_test(bad_kernels_do_not_end_a_run),      cmocka_unit_test(levels_stay_within_the_budget),
         cmocka_unit_test(options_are_parsed_strictly),
     };

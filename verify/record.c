@@ -318,6 +318,7 @@ int dkv_checkRecordPath(const char *path, dkv_err *err) {
         if (access(path, W_OK) == 0) return 0;
         return dkv_fail(err, DKV_EUSER, "--json: cannot write '%s': %s", path, strerror(errno));
     }
+    if (errno != ENOENT) return dkv_fail(err, DKV_EUSER, "--json: cannot write '%.80s': %s", path, strerror(errno));
     if (path[strlen(path) - 1] == '/') return dkv_fail(err, DKV_EUSER, "--json: no folder '%s'", path);
     strcpy(folder, path);
     const char *dir = dirname(folder);
