@@ -2,9 +2,13 @@
 prompt and response (a causal mask aligned to the last key).
 
     dualkv check ci --kernel verify/examples/torch_grouper.py:attention
+
+`attention` leaves the backend to PyTorch, which on an H200 takes cuDNN's for the first call and flash for the second: two
+arithmetics. `flash` has flash for both.
 """
 
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 CONVENTION = "prefix-grouper"
@@ -17,8 +21,18 @@ def attention(q, k, v, is_causal=False, attn_mask=None, scale=None, enable_gqa=F
                                           enable_gqa=enable_gqa)
 
 
+def flash(q, k, v, is_causal=False, attn_mask=None, scale=None, enable_gqa=False):
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return attention(q, k, v, is_causal, attn_mask, scale, enable_gqa)
+
+
 def refuses(p):
     return None if p.mask == "causal" else f"mask={p.mask}: its second call is causal"
 
 
+def refuses_flash(p):
+    return "fp32" if p.dtype == "fp32" else refuses(p)
+
+
 attention.refuses = refuses
+flash.refuses = refuses_flash
