@@ -1,5 +1,6 @@
 /* oracle.cu: opening, memory, the traversal, and the table of functions (ref/device_oracle.h). */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +11,9 @@
 #include "oracle_impl.cuh"
 
 #define TILE_ROWS \
-    8192 /* stacked rows, keys: measured on an H200, where products this large reach dgemm's own speed */
+    4096 /* stacked rows, keys: measured on an H200, where products this large reach dgemm's own speed */
 #define TILE_KEYS 8192
+#define KEPT_MOST ((int64_t)1 << 29) /* elements of tiles that are kept */
 #define POOL_KEPT ((uint64_t)1 << 30) /* bytes that stay ours from one oracle to the next: taking memory anew takes as long
                                          as a small oracle */
 #define TABLE_MAX \
@@ -20,12 +22,17 @@
 static char last_error[512];
 
 int dkv_oracleFail(const char *file, int line, const char *fmt, ...) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* lanes fail side by side */
+    char text[sizeof last_error];
     va_list ap;
-    int n = snprintf(last_error, sizeof last_error, "%s:%d: ", file, line);
+    int n = snprintf(text, sizeof text, "%s:%d: ", file, line);
     va_start(ap, fmt);
-    vsnprintf(last_error + n, sizeof last_error - (size_t)n, fmt, ap);
+    vsnprintf(text + n, sizeof text - (size_t)n, fmt, ap);
     va_end(ap);
     (void)cudaGetLastError();
+    pthread_mutex_lock(&lock);
+    memcpy(last_error, text, sizeof last_error);
+    pthread_mutex_unlock(&lock);
     return 1;
 }
 
@@ -34,7 +41,7 @@ static const char *oracle_error(void) { return last_error; }
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-int dkv_loadBlas(const dkv_blas **out) {
+int dkv_loadBlas(int lanes, const dkv_blas **out) {
     static dkv_blas b;
     static const char *const names[] = {"libcublas.so.13", "libcublas.so.12", "libcublas.so",
                                         "/usr/local/cuda/lib64/libcublas.so"};
@@ -60,11 +67,12 @@ int dkv_loadBlas(const dkv_blas **out) {
         DKV_TRY_CUDA(cudaDeviceGetDefaultMemPool(&pool, device));
         DKV_TRY_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept));
         b.library = lib;
-        if (b.create(&b.handle) != CUBLAS_STATUS_SUCCESS) {
-            b.library = NULL;
+    }
+    for (int i = 0; i < lanes; i++)
+        if (!b.handle[i] && b.create(&b.handle[i]) != CUBLAS_STATUS_SUCCESS) {
+            b.handle[i] = NULL;
             return dkv_oracleFail(__FILE__, __LINE__, "cuBLAS cannot be initialised");
         }
-    }
     *out = &b;
     return 0;
 }
@@ -96,7 +104,7 @@ bool dkv_finiteKeys(const dkv_device_oracle *o, const dkv_scene *s, const dkv_ar
 bool dkv_nextArea(const dkv_device_oracle *o, const dkv_scene *s, int32_t *range, dkv_area *t) {
     const dualkv_problem *v = &o->l->view;
     const dkv_mask_view mask = dkv_viewMask(o->p, s->node);
-    int32_t r = *range < 0 ? 0 : *range, slot0 = *range < 0 ? 0 : t->slot0;
+    int32_t r = *range < 0 ? 0 : *range, slot0 = *range < 0 ? 0 : t->slot0, index = *range < 0 ? 0 : t->index + 1;
     int64_t j = *range < 0 ? 0 : t->j0 - t->offset + (t->offset / o->ld + 1) * o->ld;
     for (; r < s->seg->range_count; r++) {
         const dualkv_range *x = &v->ranges[s->seg->range_begin + r];
@@ -121,6 +129,7 @@ bool dkv_nextArea(const dkv_device_oracle *o, const dkv_scene *s, int32_t *range
             t->g = o->g;
             t->vis = vis;
             t->slot0 = slot0;
+            t->index = index;
             t->sub_rows = (int32_t)o->sub_rows;
             t->scale = o->p->scale;
             t->softcap = o->p->softcap;
@@ -227,6 +236,20 @@ int dkv_finalScores(dkv_device_oracle *o, const dkv_area *t, double *s, double *
     if (t->vis == 1 && !(t->softcap > 0) && !t->slopes) return 0;
     scores_kernel<<<dkv_blocksFor((int64_t)t->m * t->n, 256), 256, 0, o->stream>>>(*t, s, cap);
     DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
+int dkv_loadScores(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t, double *cap, double **scores,
+                   double **sizes) {
+    const int64_t d = o->p->dqk, q = (s->seg->q_start + s->r0) * o->g * d, k = t->k_row * d;
+    double *kept = dkv_keptTile(o, t, 0);
+    *scores = kept ? kept : o->work[0];
+    if (sizes) *sizes = kept ? dkv_keptTile(o, t, 1) : o->work[2];
+    if (kept && t->index < o->filled) return 0;
+    DKV_TRY(dkv_gemmNt(o, t, (int)d, t->scale, o->q + q, o->k + k, *scores));
+    DKV_TRY(dkv_finalScores(o, t, *scores, cap));
+    if (sizes) DKV_TRY(dkv_gemmNt(o, t, (int)d, 1, o->aq + q, o->ak + k, *sizes));
+    o->filled = t->index + 1;
     return 0;
 }
 
@@ -342,6 +365,12 @@ static int64_t mostSlots(const dkv_layout *l, int64_t tile) {
     return most;
 }
 
+/* Tiles of the longest list of ranges, as far as there may be room; tanh of softcap's scores is not kept. */
+static int32_t countKept(const dkv_device_oracle *o) {
+    const int64_t tile = o->max_m * o->ld, most = mostSlots(o->l, o->ld);
+    return o->p->softcap > 0 ? 0 : (int32_t)min64(most, KEPT_MOST / tile);
+}
+
 static void setGeometry(dkv_device_oracle *o) {
     const dkv_problem *p = o->p;
     const int64_t longest = max64(o->l->view.max_q_len, 1), keys = max64(o->l->view.max_k_len, 1);
@@ -352,6 +381,9 @@ static void setGeometry(dkv_device_oracle *o) {
     o->rows = min64(o->rows, (longest + o->sub_rows - 1) / o->sub_rows * o->sub_rows);
     o->max_m = o->rows * o->g;
     o->ld = (min64(n, keys) + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS * DKV_SUB_KEYS;
+    o->slots = o->a.key_tile > 0 ? mostSlots(o->l, o->a.key_tile) : 0;
+    if (o->slots * o->max_m > TABLE_MAX) o->slots = 0;
+    o->n_kept = countKept(o);
 }
 
 static int uploadRoundings(dkv_device_oracle *o) {
@@ -369,7 +401,7 @@ static int uploadRoundings(dkv_device_oracle *o) {
 
 static int allocate(dkv_device_oracle *o) {
     const dkv_problem *p = o->p;
-    const int64_t tq = o->l->view.tq, tk = o->l->view.tk, m = o->max_m, d = max64(p->dqk, p->dv);
+    const int64_t tq = o->l->view.tq, tk = o->l->view.tk;
     for (int part = 0; part < DKV_N_PARTS; part++)
         for (int id = 0; id < DKV_N_OUTPUTS; id++)
             if (o->count[id] > 0) {
@@ -377,13 +409,6 @@ static int allocate(dkv_device_oracle *o) {
                 DKV_TRY_CUDA(
                     cudaMemsetAsync(o->out[part][id], 0, sizeof(double) * (size_t)o->count[id], o->stream));
             }
-    double **head[] = {&o->q, &o->aq, &o->d_o, &o->ado, &o->k, &o->ak, &o->v, &o->av};
-    const int64_t size[] = {tq * o->g * p->dqk, tq * o->g * p->dv, tk * p->dqk, tk * p->dv};
-    for (int i = 0; i < 8; i++) DKV_TRY(reserve(o, head[i], size[i / 2]));
-    for (int i = 0; i < DKV_WORK; i++) DKV_TRY(reserve(o, &o->work[i], m * o->ld));
-    DKV_TRY(reserve(o, &o->acc, m * d));
-    DKV_TRY(reserve(o, &o->acc2, m * d));
-    DKV_TRY(reserve(o, &o->v_max, (o->rows / o->sub_rows + 1) * d));
     DKV_TRY(reserve(o, &o->chain_k, tk));
     DKV_TRY(reserve(o, &o->key_n, tk));
     DKV_TRY(reserve(o, &o->through, tk));
@@ -394,18 +419,6 @@ static int allocate(dkv_device_oracle *o) {
         DKV_TRY(reserve(o, &o->sink_e, p->hq * tq));
         DKV_TRY(reserve(o, &o->sink_s, p->hq * tq));
     }
-    o->slots = o->a.key_tile > 0 ? mostSlots(o->l, o->a.key_tile) : 0;
-    if (o->slots * m > TABLE_MAX) o->slots = 0;
-    DKV_TRY(reserve(o, &o->table, o->slots * m));
-    DKV_TRY(reserve(o, &o->row_memory, DKV_ROW_ARRAYS * m));
-    double **rows[] = {
-        &o->r.max,   &o->r.sum,   &o->r.by,        &o->r.lse,       &o->r.delta,  &o->r.n,     &o->r.steps,
-        &o->r.tiles, &o->r.rises, &o->r.cmax,      &o->r.top,       &o->r.last,   &o->r.kappa, &o->r.w0,
-        &o->r.sum_h, &o->r.xtop,  &o->r.tol_lse,   &o->r.base,      &o->r.chain,  &o->r.fmax,  &o->r.sum_var,
-        &o->r.lost,  &o->r.terms, &o->r.score_var, &o->r.delta_var, &o->r.q_norm, &o->r.o_norm};
-    static_assert(sizeof rows / sizeof *rows == DKV_ROW_ARRAYS, "one array each");
-    for (int i = 0; i < DKV_ROW_ARRAYS; i++) *rows[i] = o->row_memory + i * m;
-    DKV_TRY_CUDA(cudaMallocAsync(&o->r.seen, (size_t)m, o->stream));
     if (p->alibi) {
         DKV_TRY_CUDA(cudaMallocAsync(&o->slopes, sizeof(float) * (size_t)p->hq, o->stream));
         DKV_TRY_CUDA(cudaMemcpyAsync(o->slopes, o->l->alibi_slopes, sizeof(float) * (size_t)p->hq,
@@ -414,22 +427,83 @@ static int allocate(dkv_device_oracle *o) {
     return 0;
 }
 
+typedef struct own_buffer { /* of a lane, and how many doubles it has */
+    double **to;
+    int64_t n;
+} own_buffer;
+#define OWN (15 + DKV_WORK)
+
+static void listOwn(dkv_device_oracle *o, own_buffer all[OWN]) {
+    const dkv_problem *p = o->p;
+    const int64_t tq = o->l->view.tq, tk = o->l->view.tk, m = o->max_m, d = max64(p->dqk, p->dv);
+    const int64_t q = tq * o->g * p->dqk, d_o = tq * o->g * p->dv, k = tk * p->dqk, v = tk * p->dv;
+    const own_buffer list[15] = {{&o->q, q},
+                                 {&o->aq, q},
+                                 {&o->d_o, d_o},
+                                 {&o->ado, d_o},
+                                 {&o->k, k},
+                                 {&o->ak, k},
+                                 {&o->v, v},
+                                 {&o->av, v},
+                                 {&o->acc, m * d},
+                                 {&o->acc2, m * d},
+                                 {&o->v_max, (o->rows / o->sub_rows + 1) * d},
+                                 {&o->table, o->slots * m},
+                                 {&o->row_memory, DKV_ROW_ARRAYS * m},
+                                 {&o->kept[0], o->n_kept * m * o->ld},
+                                 {&o->kept[1], o->n_kept * m * o->ld}};
+    memcpy(all, list, sizeof list);
+    for (int i = 0; i < DKV_WORK; i++) all[15 + i] = own_buffer{&o->work[i], m * o->ld};
+}
+
+int dkv_allocateHead(dkv_device_oracle *o) {
+    own_buffer own[OWN];
+    const int64_t m = o->max_m;
+    listOwn(o, own);
+    for (int i = 0; i < OWN; i++) *own[i].to = NULL;
+    o->r.seen = NULL;
+    for (int i = 0; i < OWN; i++) DKV_TRY(reserve(o, own[i].to, own[i].n));
+    double **rows[] = {
+        &o->r.max,   &o->r.sum,   &o->r.by,        &o->r.lse,       &o->r.delta,  &o->r.n,     &o->r.steps,
+        &o->r.tiles, &o->r.rises, &o->r.cmax,      &o->r.top,       &o->r.last,   &o->r.kappa, &o->r.w0,
+        &o->r.sum_h, &o->r.xtop,  &o->r.tol_lse,   &o->r.base,      &o->r.chain,  &o->r.fmax,  &o->r.sum_var,
+        &o->r.lost,  &o->r.terms, &o->r.score_var, &o->r.delta_var, &o->r.q_norm, &o->r.o_norm};
+    static_assert(sizeof rows / sizeof *rows == DKV_ROW_ARRAYS, "one array each");
+    for (int i = 0; i < DKV_ROW_ARRAYS; i++) *rows[i] = o->row_memory + i * m;
+    DKV_TRY_CUDA(cudaMallocAsync(&o->r.seen, (size_t)m, o->stream));
+    return 0;
+}
+
+static double ownBytes(const dkv_device_oracle *o) {
+    own_buffer own[OWN];
+    double all = 0;
+    listOwn((dkv_device_oracle *)o, own);
+    for (int i = 0; i < OWN; i++) all += 8.0 * (double)own[i].n;
+    return all;
+}
+
+double dkv_laneBytes(const dkv_device_oracle *o) { return ownBytes(o) + dkv_twinBytes(o); }
+
 static void dropBuffer(const dkv_device_oracle *o, void *x) {
     if (x) cudaFreeAsync(x, o->stream);
 }
 
+void dkv_freeHead(dkv_device_oracle *o) {
+    own_buffer own[OWN];
+    listOwn(o, own);
+    for (int i = 0; i < OWN; i++) dropBuffer(o, *own[i].to);
+    dropBuffer(o, o->r.seen);
+}
+
 static void oracle_close(dkv_device_oracle *o) {
     if (!o) return;
+    dkv_closeLanes(o);
     dkv_closeTwin(o);
     for (int part = 0; part < DKV_N_PARTS; part++)
         for (int id = 0; id < DKV_N_OUTPUTS; id++) dropBuffer(o, o->out[part][id]);
-    double *all[] = {o->q,     o->aq,     o->d_o,    o->ado,    o->k,     o->ak,
-                     o->v,     o->av,     o->acc,    o->acc2,   o->v_max, o->chain_k,
-                     o->key_n, o->through, o->roundings, o->sink_t, o->sink_e, o->sink_s, o->table, o->row_memory};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) dropBuffer(o, all[i]);
-    for (int i = 0; i < DKV_WORK; i++) dropBuffer(o, o->work[i]);
+    for (double *x : {o->chain_k, o->key_n, o->through, o->roundings, o->sink_t, o->sink_e, o->sink_s}) dropBuffer(o, x);
+    dkv_freeHead(o);
     dropBuffer(o, o->slopes);
-    dropBuffer(o, o->r.seen);
     free(o->bad_q);
     free(o->bad_k);
     if (o->stream) cudaStreamSynchronize(o->stream);
@@ -442,17 +516,19 @@ static void oracle_close(dkv_device_oracle *o) {
 static int openAll(dkv_device_oracle *o) {
     const dkv_problem *p = o->p;
     const dualkv_problem *v = &o->l->view;
-    DKV_TRY(dkv_loadBlas(&o->blas));
+    DKV_TRY(dkv_loadBlas(1, &o->blas));
     DKV_TRY_CUDA(cudaStreamCreateWithFlags(&o->stream, cudaStreamNonBlocking));
     DKV_TRY_CUDA(cudaEventCreate(&o->begin));
     DKV_TRY_CUDA(cudaEventCreate(&o->end));
-    o->handle = o->blas->handle;
+    o->handle = o->blas->handle[0];
     DKV_TRY(blasCheck(o->blas->setStream(o->handle, o->stream), __LINE__));
     setGeometry(o);
     DKV_TRY(allocate(o));
+    DKV_TRY(dkv_allocateHead(o));
     DKV_TRY(countBad(o, o->in.q, o->in.d_o, p->grad ? o->in.d_lse : NULL, v->tq, (int64_t)o->g * p->dqk,
                      (int64_t)o->g * p->dv, &o->bad_q));
-    return countBad(o, o->in.k, o->in.v, NULL, v->tk, p->dqk, p->dv, &o->bad_k);
+    DKV_TRY(countBad(o, o->in.k, o->in.v, NULL, v->tk, p->dqk, p->dv, &o->bad_k));
+    return dkv_openLanes(o);
 }
 
 static int oracle_open(const dkv_problem *p, const dkv_layout *l, const dkv_device_inputs *in,
@@ -488,8 +564,7 @@ static int64_t oracle_bytes(const dkv_problem *p, const dkv_layout *l) {
     setGeometry(&o);
     dkv_countOutputs(l, n);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) all += DKV_N_PARTS * 8 * n[id];
-    all += 8 * DKV_WORK * o.max_m * o.ld + 8 * 6 * o.max_m * max64(p->dqk, p->dv);
-    return all + 8 * 4 * (l->view.tq * o.g + l->view.tk) * (p->dqk + p->dv) + ((int64_t)1 << 31);
+    return all + (int64_t)dkv_laneBytes(&o) + ((int64_t)1 << 30);
 }
 
 /* --- stages --- */
@@ -516,6 +591,7 @@ static int runStage(dkv_device_oracle *o, stage s) {
     DKV_TRY_CUDA(cudaEventSynchronize(o->end));
     DKV_TRY_CUDA(cudaEventElapsedTime(&ms, o->begin, o->end));
     o->seconds += ms / 1e3;
+    for (int i = 1; i < o->lanes; i++) o->flops += o->lane[i]->flops, o->lane[i]->flops = 0;
     return 0;
 }
 
@@ -539,10 +615,7 @@ static int oracle_hasTwin(const dkv_device_oracle *o, dkv_tensor_id id) { return
 static int oracle_read(dkv_device_oracle *o, dkv_oracle_part part, dkv_tensor_id id, double *host) {
     if (!o->out[part][id])
         return dkv_oracleFail(__FILE__, __LINE__, "this problem has no %s", dkv_tensorName(id));
-    DKV_TRY_CUDA(cudaMemcpyAsync(host, o->out[part][id], sizeof(double) * (size_t)o->count[id],
-                                 cudaMemcpyDeviceToHost, o->stream));
-    DKV_TRY_CUDA(cudaStreamSynchronize(o->stream));
-    return 0;
+    return dkv_readDoubles(o->out[part][id], o->count[id], host); /* every stage has ended when it returns */
 }
 
 __global__ void store_kernel(int64_t n, int dtype, dkv_rounder f, const double *x, void *out) {

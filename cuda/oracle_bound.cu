@@ -209,9 +209,9 @@ __global__ void start_weights_kernel(int m, int g, dkv_rows r, row_walk w, int64
     }
 }
 
-/* A warp a row: the weights of O's error over x; sums of h, the largest x. */
+/* A warp a row: the weights of O's error; sums of h, the largest x. */
 __global__ void weights_kernel(dkv_area t, dkv_rows r, __grid_constant__ const dkv_units u, const double *s,
-                               double *x) {
+                               const double *x, double *out) {
     const int i = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
     if (i >= t.m) return;
     const dkv_sigma_units su = dkv_formulaSigmaUnits(&u);
@@ -232,7 +232,7 @@ __global__ void weights_kernel(dkv_area t, dkv_rows r, __grid_constant__ const d
             sum += h;
             top = z > top ? z : top;
         }
-        x[at] = w;
+        out[at] = w;
     }
     sum = dkv_warpSum(sum);
     top = dkv_warpMax(top);
@@ -357,8 +357,7 @@ static int finishForward(dkv_device_oracle *o, const dkv_scene *s) {
 
 int dkv_boundForward(dkv_device_oracle *o, const dkv_scene *s) {
     const dkv_problem *p = o->p;
-    const int64_t at = (s->seg->q_start + s->r0) * o->g,
-                  blocks = (s->r1 - s->r0 + o->sub_rows - 1) / o->sub_rows;
+    const int64_t blocks = (s->r1 - s->r0 + o->sub_rows - 1) / o->sub_rows;
     const float *sink = o->in.sink ? o->in.sink + s->kvh * o->g : NULL;
     dkv_area t;
     int32_t range = -1;
@@ -372,11 +371,10 @@ int dkv_boundForward(dkv_device_oracle *o, const dkv_scene *s) {
     DKV_TRY_CUDA(cudaMemsetAsync(o->v_max, 0, sizeof(double) * (size_t)blocks * (size_t)p->dv, o->stream));
     while (dkv_nextArea(o, s, &range, &t)) {
         const double *v = o->v + t.k_row * p->dv;
-        DKV_TRY(dkv_gemmNt(o, &t, p->dqk, t.scale, o->q + at * p->dqk, o->k + t.k_row * p->dqk, o->work[0]));
-        DKV_TRY(dkv_finalScores(o, &t, o->work[0], NULL));
-        DKV_TRY(dkv_gemmNt(o, &t, p->dqk, 1, o->aq + at * p->dqk, o->ak + t.k_row * p->dqk, o->work[1]));
-        weights_kernel<<<dkv_blocksFor((int64_t)t.m * 32, 256), 256, 0, o->stream>>>(t, o->r, o->units,
-                                                                                     o->work[0], o->work[1]);
+        double *scores, *sizes;
+        DKV_TRY(dkv_loadScores(o, s, &t, NULL, &scores, &sizes));
+        weights_kernel<<<dkv_blocksFor((int64_t)t.m * 32, 256), 256, 0, o->stream>>>(t, o->r, o->units, scores, sizes,
+                                                                                     o->work[1]);
         v_max_kernel<<<dim3((unsigned)blocks, dkv_blocksFor(t.n, DKV_SUB_KEYS)), 128, 0, o->stream>>>(
             t, (int)(s->r1 - s->r0), p->dv, v, o->v_max);
         DKV_TRY_CUDA(cudaGetLastError());

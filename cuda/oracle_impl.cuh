@@ -11,7 +11,8 @@
 
 #define DKV_SUB_KEYS \
     256 /* the CPU's tile (tiles.h), whose grid the statistics keep whatever the size of a tile here */
-#define DKV_WORK 12 /* tiles of [rows, keys] doubles */
+#define DKV_WORK 9 /* tiles of [rows, keys] doubles */
+#define DKV_LANES 4 /* KV heads side by side: a product of one head's tile leaves most of a device idle */
 
 int dkv_oracleFail(const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 #define DKV_TRY_CUDA(call)                                                                         \
@@ -28,7 +29,7 @@ int dkv_oracleFail(const char *file, int line, const char *fmt, ...) __attribute
 
 typedef struct dkv_blas {
     void *library;
-    cublasHandle_t handle; /* one for the whole process: making one takes as long as a small oracle */
+    cublasHandle_t handle[DKV_LANES]; /* one a lane for the whole process: making one takes as long as a small oracle */
     cublasStatus_t (*create)(cublasHandle_t *);
     cublasStatus_t (*setStream)(cublasHandle_t, cudaStream_t);
     cublasStatus_t (*dgemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int,
@@ -38,7 +39,7 @@ typedef struct dkv_blas {
                               const double *, const double *, int, long long, const double *, int, long long,
                               const double *, double *, int, long long, int);
 } dkv_blas;
-int dkv_loadBlas(const dkv_blas **out);
+int dkv_loadBlas(int lanes, const dkv_blas **out);
 
 /* One tile: stacked rows [0, m) of a block against n keys of one range; passed to kernels by value. Tile
  * arrays are [m, ld]. */
@@ -50,6 +51,7 @@ typedef struct dkv_area {
     int32_t m, n, ld, g; /* m = rows * g */
     int32_t vis;         /* 1: every pair visible */
     int32_t slot0;       /* key tiles of the ranges before this one */
+    int32_t index;       /* tiles of the block before this one */
     int32_t sub_rows;    /* rows (not stacked) of a CPU block */
     double scale, softcap;
     const float *slopes; /* of the KV head's query heads; NULL: no ALiBi */
@@ -77,7 +79,7 @@ struct dkv_device_oracle {
     const dkv_blas *blas;
     cublasHandle_t handle;
     cudaStream_t stream;
-    cudaEvent_t begin, end;
+    cudaEvent_t begin, end, fork;
     double seconds, flops;
     int64_t count[DKV_N_OUTPUTS];
     double *out[DKV_N_PARTS][DKV_N_OUTPUTS];
@@ -94,6 +96,9 @@ struct dkv_device_oracle {
     dkv_rows r;
     double *row_memory;
     double *work[DKV_WORK]; /* [max_m, ld] */
+    double *kept[2];        /* [n_kept, max_m, ld]: scores and what lies behind them, from one walk over the block's tiles
+                             * to the next */
+    int32_t n_kept, filled; /* tiles; of this block */
     double *acc, *acc2;     /* [max_m, max(dqk, dv)] */
     double *v_max;          /* [blocks of sub_rows, dv] */
     double *table;          /* [slots, max_m] */
@@ -101,9 +106,11 @@ struct dkv_device_oracle {
     double *chain_k, *key_n;          /* [tk] */
     double *through, *roundings;      /* [tk]: dkv_countRoundings */
     double *sink_t, *sink_e, *sink_s; /* [hq, tq] */
-    double *twin_memory;
     struct dkv_twin_device *twin;
     double done, todo; /* progress, in pairs */
+    /* Lanes beside this one, which is the first: copies with a stream, a handle and the memory of a head of their own. */
+    dkv_device_oracle *lane[DKV_LANES];
+    int32_t lanes;
 };
 
 /* Grid over n elements. */
@@ -143,7 +150,21 @@ static __device__ __forceinline__ bool dkv_seesPair(const dkv_area &t, int i, in
     return t.vis == 1 || dkv_pairSees(&t.mask, t.r0 + i / t.g, t.j0 + j);
 }
 
+/* --- host: oracle_lanes.cu --- */
+typedef int (*dkv_head_fn)(dkv_device_oracle *lane, int32_t kvh, const void *arg);
+/* Calls f for every KV head, those of different lanes side by side; after what was queued on o->stream before, before
+ * what is queued there next. */
+int dkv_eachHead(dkv_device_oracle *o, dkv_head_fn f, const void *arg);
+int dkv_openLanes(dkv_device_oracle *o);
+void dkv_closeLanes(dkv_device_oracle *o);
+double dkv_laneBytes(const dkv_device_oracle *o); /* of device memory: a head's, the twin's included */
+
+/* --- host: oracle_read.cu --- */
+int dkv_readDoubles(const double *from, int64_t n, double *host); /* one thread at a time; beside stages that do not write `from` */
+
 /* --- host: oracle.cu --- */
+int dkv_allocateHead(dkv_device_oracle *o); /* a lane's own memory */
+void dkv_freeHead(dkv_device_oracle *o);
 typedef struct dkv_scene { /* where the traversal is */
     int32_t kvh, node;
     int64_t r0, r1;
@@ -168,6 +189,14 @@ int dkv_gemmKeys(dkv_device_oracle *o, const dkv_area *t, int d, double alpha, c
                  const double *x, double beta, double *c, int64_t ldc, bool careful);
 /* Final scores in place (softcap, ALiBi, mask); cap: tanh where softcap is on (may be NULL). */
 int dkv_finalScores(dkv_device_oracle *o, const dkv_area *t, double *s, double *cap);
+/* Where a tile's scores (0) and what lies behind them (1) stay; NULL: there is no room. */
+static inline double *dkv_keptTile(const dkv_device_oracle *o, const dkv_area *t, int which) {
+    return t->index < o->n_kept ? o->kept[which] + (int64_t)t->index * o->max_m * o->ld : NULL;
+}
+/* Final scores of a tile and, unless `sizes` is NULL, sum |q||k| of its pairs: as they were kept, or in work[0], work[2].
+ * cap: as for dkv_finalScores. */
+int dkv_loadScores(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t, double *cap, double **scores,
+                   double **sizes);
 int dkv_scaleRows(dkv_device_oracle *o, int m, int d, const double *by, double *acc);
 int dkv_loadHead(dkv_device_oracle *o, int32_t kvh, int32_t format);
 
@@ -181,5 +210,6 @@ int dkv_boundChains(dkv_device_oracle *o, const dkv_area *t, const double *s, co
 int dkv_boundForward(dkv_device_oracle *o, const dkv_scene *s);
 int dkv_boundFinish(dkv_device_oracle *o);
 int dkv_runTwin(dkv_device_oracle *o, const void *kernel_o, const float *kernel_lse); /* oracle_twin.cu */
+double dkv_twinBytes(const dkv_device_oracle *o); /* of one lane, about */
 void dkv_closeTwin(dkv_device_oracle *o);
 #endif

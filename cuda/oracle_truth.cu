@@ -3,11 +3,12 @@
  * thread has a pair. */
 #include "oracle_impl.cuh"
 
-/* Scores become exp(s - max so far); what was summed is to be multiplied by `by`. */
-__global__ void softmax_kernel(dkv_area t, dkv_rows r, double *s) {
+/* P = exp(s - max so far), where s may lie, too; what was summed is to be multiplied by `by`. */
+__global__ void softmax_kernel(dkv_area t, dkv_rows r, const double *s, double *out) {
     int i = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
     if (i >= t.m) return;
-    double *row = s + (int64_t)i * t.ld, old = r.max[i], top = -INFINITY, sum = 0;
+    const double *row = s + (int64_t)i * t.ld;
+    double *to = out + (int64_t)i * t.ld, old = r.max[i], top = -INFINITY, sum = 0;
     int seen = 0;
     for (int j = lane; j < t.n; j += 32) {
         double x = row[j];
@@ -19,7 +20,7 @@ __global__ void softmax_kernel(dkv_area t, dkv_rows r, double *s) {
     double by = top > old ? exp(old - top) : 1, shift = top == -INFINITY ? 0 : top;
     for (int j = lane; j < t.n; j += 32) {
         double p = exp(row[j] - shift);
-        row[j] = p;
+        to[j] = p;
         sum += p;
     }
     sum = dkv_warpSum(sum);
@@ -84,7 +85,8 @@ __global__ void delta_kernel(place w, int d, dkv_rows r, const double *d_o, cons
 }
 
 typedef struct grads {
-    double *s, *dp, *x, *z, *wv; /* in: scores, dP, sum |q||k|, sum |dO||v|; out: P, dS, wq, wk, wv */
+    const double *s, *dp, *x, *z; /* scores, dP, sum |q||k|, sum |dO||v|; may be where an output is */
+    double *p, *ds, *wq, *wk, *wv;
     const double *cap, *chain_k;
 } grads;
 
@@ -107,8 +109,8 @@ static __device__ __forceinline__ void boundPair(const dkv_area &t, const dkv_ro
         if (u.cap > 0) dkv_formulaCap(&u, s, bias, sigma, &e, &ds);
         dkv_formulaWeights(&u, g, p, h, e, ds, r.chain[i], a.chain_k[t.k_row + j], &wq, &wk, &wv);
     }
-    a.x[at] = wq;
-    a.z[at] = wk;
+    a.wq[at] = wq;
+    a.wk[at] = wk;
     a.wv[at] = wv;
 }
 
@@ -122,8 +124,8 @@ __global__ void gradients_kernel(dkv_area t, dkv_rows r, __grid_constant__ const
         if (t.softcap > 0) ds *= 1 - a.cap[at] * a.cap[at];
         /* 0 times what is not finite is not 0: a masked pair is 0 by name. */
         bool sees = !(s == -INFINITY) || dkv_seesPair(t, i, j);
-        a.s[at] = sees ? p : 0;
-        a.dp[at] = sees ? ds : 0;
+        a.p[at] = sees ? p : 0;
+        a.ds[at] = sees ? ds : 0;
         if (BOUND) boundPair(t, r, u, a, i, j, s, p, dp);
     }
 }
@@ -135,21 +137,18 @@ __global__ void add_vector_kernel(place w, int d, const double *acc, double *to)
 static int forwardBlock(dkv_device_oracle *o, dkv_scene *s, bool bound) {
     const dkv_problem *p = o->p;
     const place w = placeOf(o, s);
-    const int64_t at = (s->seg->q_start + s->r0) * o->g;
     const float *sink = o->in.sink ? o->in.sink + s->kvh * o->g : NULL;
     dkv_area t;
     int32_t range = -1;
+    o->filled = 0;
     start_kernel<<<dkv_blocksFor(s->m, 256), 256, 0, o->stream>>>(s->m, o->g, o->r, sink);
     DKV_TRY_CUDA(cudaMemsetAsync(o->acc, 0, sizeof(double) * (size_t)s->m * (size_t)p->dv, o->stream));
     if (bound) DKV_TRY(dkv_boundStart(o, s));
     while (dkv_nextArea(o, s, &range, &t)) {
-        DKV_TRY(dkv_gemmNt(o, &t, p->dqk, t.scale, o->q + at * p->dqk, o->k + t.k_row * p->dqk, o->work[0]));
-        DKV_TRY(dkv_finalScores(o, &t, o->work[0], NULL));
-        if (bound) {
-            DKV_TRY(dkv_gemmNt(o, &t, p->dqk, 1, o->aq + at * p->dqk, o->ak + t.k_row * p->dqk, o->work[1]));
-            DKV_TRY(dkv_boundChains(o, &t, o->work[0], o->work[1]));
-        }
-        softmax_kernel<<<dkv_blocksFor((int64_t)t.m * 32, 256), 256, 0, o->stream>>>(t, o->r, o->work[0]);
+        double *scores, *sizes;
+        DKV_TRY(dkv_loadScores(o, s, &t, NULL, &scores, bound ? &sizes : NULL));
+        if (bound) DKV_TRY(dkv_boundChains(o, &t, scores, sizes));
+        softmax_kernel<<<dkv_blocksFor((int64_t)t.m * 32, 256), 256, 0, o->stream>>>(t, o->r, scores, o->work[0]);
         DKV_TRY(dkv_scaleRows(o, t.m, p->dv, o->r.by, o->acc));
         DKV_TRY(dkv_gemmRows(o, &t, p->dv, 1, o->work[0], o->v + t.k_row * p->dv, 1, o->acc,
                              !dkv_finiteKeys(o, s, &t)));
@@ -168,14 +167,11 @@ static int backwardTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area
     double *const *w = o->work;
     const double *q = o->q + at * p->dqk, *d_o = o->d_o + at * p->dv;
     const double *k = o->k + t->k_row * p->dqk, *v = o->v + t->k_row * p->dv;
-    DKV_TRY(dkv_gemmNt(o, t, p->dqk, t->scale, q, k, w[0]));
-    DKV_TRY(dkv_finalScores(o, t, w[0], w[5]));
+    double *scores, *sizes = NULL;
+    DKV_TRY(dkv_loadScores(o, s, t, w[5], &scores, bound ? &sizes : NULL));
     DKV_TRY(dkv_gemmNt(o, t, p->dv, 1, d_o, v, w[1]));
-    if (bound) {
-        DKV_TRY(dkv_gemmNt(o, t, p->dqk, 1, o->aq + at * p->dqk, o->ak + t->k_row * p->dqk, w[2]));
-        DKV_TRY(dkv_gemmNt(o, t, p->dv, 1, o->ado + at * p->dv, o->av + t->k_row * p->dv, w[3]));
-    }
-    const grads a = {w[0], w[1], w[2], w[3], w[4], w[5], o->chain_k};
+    if (bound) DKV_TRY(dkv_gemmNt(o, t, p->dv, 1, o->ado + at * p->dv, o->av + t->k_row * p->dv, w[3]));
+    const grads a = {scores, w[1], sizes, w[3], w[0], w[1], w[2], w[3], w[4], w[5], o->chain_k};
     const unsigned grid = dkv_blocksFor((int64_t)t->m * t->n, 256);
     if (bound) gradients_kernel<true><<<grid, 256, 0, o->stream>>>(*t, o->r, o->units, a);
     else gradients_kernel<false><<<grid, 256, 0, o->stream>>>(*t, o->r, o->units, a);
@@ -255,9 +251,28 @@ __global__ void row_lse_kernel(place w, dkv_rows r, const double *lse) {
 }
 
 static int takeForward(dkv_device_oracle *o, dkv_scene *s) {
+    o->filled = 0;
     row_lse_kernel<<<dkv_blocksFor(s->m, 256), 256, 0, o->stream>>>(placeOf(o, s), o->r,
                                                                    o->out[DKV_PART_TRUTH][DKV_LSE]);
     DKV_TRY_CUDA(cudaGetLastError());
+    return 0;
+}
+
+typedef struct truth_run {
+    bool bound, given; /* given: O and LSE, taken already */
+} truth_run;
+
+static int truthHead(dkv_device_oracle *o, int32_t kvh, const void *arg) {
+    const truth_run *run = (const truth_run *)arg;
+    dkv_scene s = {};
+    s.kvh = kvh;
+    s.node = -1;
+    DKV_TRY(dkv_loadHead(o, kvh, DUALKV_EXACT));
+    while (dkv_nextScene(o, &s)) {
+        DKV_TRY(run->given ? takeForward(o, &s) : forwardBlock(o, &s, run->bound));
+        if (run->bound) DKV_TRY(dkv_boundForward(o, &s));
+        if (o->in.d_o) DKV_TRY(backwardBlock(o, &s, run->bound));
+    }
     return 0;
 }
 
@@ -276,17 +291,8 @@ int dkv_runTruth(dkv_device_oracle *o, bool bound, const void *kernel_o, const f
         DKV_TRY_CUDA(cudaGetLastError());
     }
     if (bound && grad) DKV_TRY(dkv_boundHead(o));
-    for (int32_t kvh = 0; kvh < o->p->hkv; kvh++) {
-        dkv_scene s = {};
-        s.kvh = kvh;
-        s.node = -1;
-        DKV_TRY(dkv_loadHead(o, kvh, DUALKV_EXACT));
-        while (dkv_nextScene(o, &s)) {
-            DKV_TRY(kernel_o ? takeForward(o, &s) : forwardBlock(o, &s, bound));
-            if (bound) DKV_TRY(dkv_boundForward(o, &s));
-            if (grad) DKV_TRY(backwardBlock(o, &s, bound));
-        }
-    }
+    const truth_run run = {bound, kernel_o != NULL};
+    DKV_TRY(dkv_eachHead(o, truthHead, &run));
     if (grad && o->sink_t) DKV_TRY(dkv_sumSink(o, o->sink_t, o->out[DKV_PART_TRUTH][DKV_DSINK]));
     return bound ? dkv_boundFinish(o) : 0;
 }

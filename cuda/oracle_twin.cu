@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <new>
+
 #include <thrust/device_ptr.h>
 #include <thrust/execution_policy.h>
 #include <thrust/scan.h>
@@ -12,215 +14,14 @@
 #include "../ref/partials.h"
 #include "oracle_twin.cuh"
 
-#define CHECKPOINTS 8 /* along a chain over the head dimension, as in twin_noise.c; samples as in oracle_twin.c */
-#define FIT_ROWS 32
-#define FIT_KEYS 64
-#define KINDS 3 /* of samples, see sample_kernel */
 #define FEW 8192 /* hashes that are compared all with all: sooner done than sorted */
-
-/* --- chains --- */
-
-typedef struct chain_weights {
-    float before[CHECKPOINTS], after[CHECKPOINTS], own;
-    int32_t begin[CHECKPOINTS + 1], parts;
-} chain_weights;
-
-static chain_weights weightsOf(const dkv_noise *z, int d) {
-    chain_weights w = {};
-    w.parts = d < CHECKPOINTS ? d : CHECKPOINTS;
-    w.own = (float)(z->prod2 / z->step2);
-    for (int k = 0; k < w.parts; k++) {
-        w.begin[k] = d * k / w.parts;
-        int l = d * (k + 1) / w.parts - w.begin[k];
-        w.before[k] = (float)(l - 1) / 2;
-        w.after[k] = (float)(l + 1) / 2 - (k == 0 ? 1 / (float)l : 0);
-    }
-    w.begin[w.parts] = d;
-    return w;
-}
-
-static __device__ __forceinline__ void checkpoint(const chain_weights &w, int k, float x, float &dot,
-                                                  float &sq) {
-    if (k == 0) {
-        dot = x;
-        sq = (w.after[0] + w.own) * x * x;
-    } else {
-        float t = dot + x;
-        sq += w.before[k] * dot * dot + w.after[k] * t * t + w.own * x * x;
-        dot = t;
-    }
-}
-
-/* A block of 256 threads has 64 x 64 pairs, a thread 4 x 4 of them. */
-#define SIDE 64
-#define DEPTH 32 /* head dim / CHECKPOINTS, at most */
-__global__ void __launch_bounds__(256) chain_kernel(int m, int n, int d, int ld, chain_weights w,
-                                                    const float *a, const float *b, float *dot, float *sq) {
-    __shared__ float sa[DEPTH][SIDE + 4], sb[DEPTH][SIDE + 4];
-    const int i0 = blockIdx.y * SIDE, j0 = blockIdx.x * SIDE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    float t[4][4], dots[4][4], sqs[4][4];
-    for (int k = 0; k < w.parts; k++) {
-        const int c0 = w.begin[k], l = w.begin[k + 1] - c0;
-        __syncthreads();
-        for (int e = threadIdx.x; e < l * SIDE; e += 256) {
-            const int row = e / l, c = e % l;
-            sa[c][row] = i0 + row < m ? a[(int64_t)(i0 + row) * d + c0 + c] : 0;
-            sb[c][row] = j0 + row < n ? b[(int64_t)(j0 + row) * d + c0 + c] : 0;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) t[i][j] = 0;
-        for (int c = 0; c < l; c++) {
-            const float4 x = *(const float4 *)&sa[c][ty * 4], y = *(const float4 *)&sb[c][tx * 4];
-            const float xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) t[i][j] += xs[i] * ys[j];
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) checkpoint(w, k, t[i][j], dots[i][j], sqs[i][j]);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int row = i0 + ty * 4 + i, col = j0 + tx * 4;
-        if (row >= m) continue;
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (col + j < n) {
-                dot[(int64_t)row * ld + col + j] = dots[i][j];
-                sq[(int64_t)row * ld + col + j] = sqs[i][j];
-            }
-    }
-}
-
-int dkv_chainTile(dkv_device_oracle *o, int m, int n, int d, int ld, const float *a, const float *b,
-                  float *dot, float *sq) {
-    const dim3 grid(dkv_blocksFor(n, SIDE), dkv_blocksFor(m, SIDE));
-    chain_kernel<<<grid, 256, 0, o->stream>>>(m, n, d, ld, weightsOf(&o->twin->u.z, d), a, b, dot, sq);
-    DKV_TRY_CUDA(cudaGetLastError());
-    return 0;
-}
-
-/* --- sampled chains --- */
-
-typedef struct sample {
-    double model, real, drift, size;
-    int32_t bin, used;
-} sample;
-
-/* One thread a sampled pair: what its chain, run as declared, loses. Kinds: rows against keys; keys against
- * multiples of themselves, as needles are; half parallel, as the largest of many scores. */
-__global__ void sample_kernel(dkv_noise z, chain_weights w, int rows, int keys, int64_t tq,
-                              int64_t tk, int g, int d, dkv_rounder round, const double *x, const double *y,
-                              const double *x_norm, const double *y_norm, sample *out) {
-    const int e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (e >= KINDS * rows * keys) return;
-    const int kind = e / (rows * keys);
-    const int64_t i = e / keys % rows, j = e % keys;
-    /* the first key: often the sink of attention */
-    const int64_t row = (i * tq / rows) * g + i % g, key = j ? (j * tk + i * tk / rows) / keys % tk : 0;
-    double a[256], sum = 0, got = 0, na = x_norm[row], nb = y_norm[key];
-    const double *b = y + key * d;
-    float dot = 0, sq = 0;
-    sample s = {0, 0, 0, 0, 0, 0};
-    for (int c = 0; c < d; c++)
-        a[c] = kind ? dkv_roundBy(round, (1 + (double)i / rows) * b[c]) : x[row * d + c];
-    if (kind == 2) {
-        const int64_t next = (j + 1) % keys, other = next ? (next * tk + i * tk / rows) / keys % tk : 0;
-        for (int c = 0; c < d; c++)
-            a[c] = dkv_roundBy(round, a[c] + (1 + (double)(j % 4)) / 2 * y[other * d + c]);
-    }
-    if (kind) {
-        na = 0;
-        for (int c = 0; c < d; c++) na += a[c] * a[c];
-    }
-    const double ua = 1 / sqrt(na), ub = 1 / sqrt(nb);
-    for (int k = 0; k < w.parts; k++) {
-        float t = 0;
-        for (int c = w.begin[k]; c < w.begin[k + 1]; c++) t += (float)(a[c] * ua) * (float)(b[c] * ub);
-        checkpoint(w, k, t, dot, sq);
-    }
-    for (int c = 0; c < d; c++) sum += a[c] * b[c];
-    if (z.truncates) {
-        for (int c = 0; c < d; c += z.step)
-            got = dkv_twinStep(got, a + c, b + c, d - c < z.step ? d - c : z.step);
-    } else {
-        float t = 0;
-        for (int c = 0; c < d; c++) t = __fadd_rn(t, __fmul_rn((float)a[c], (float)b[c]));
-        got = t;
-    }
-    const double weight = kind ? 1 : 8, err = got - sum, unit = weight / (na * nb);
-    if (na > 0 && nb > 0 && isfinite(err) && isfinite(unit)) {
-        s.bin = dkv_chainBin(sq);
-        s.used = 1;
-        s.model = weight * z.step2 * sq;
-        s.real = err * err * unit;
-        s.drift = err * sum * unit;
-        s.size = sum * sum * unit;
-    }
-    out[e] = s;
-}
-
-/* Bins with few samples lean on their neighbours, and where nothing was sampled the model stands. */
-static void endFit(const sample *bin, dkv_twin_fit *fit) {
-    for (int e = 0; e < DKV_CHAIN_BINS; e++) {
-        double model = 0, real = 0, drift = 0, size = 0, count = 0;
-        fit->var[e] = 1;
-        fit->gain[e] = 0;
-        for (int w = 0; w < DKV_CHAIN_BINS && count < 64; w++)
-            for (int s = -1; s <= (w ? 1 : -1); s += 2) {
-                int at = e + s * w;
-                if (at < 0 || at >= DKV_CHAIN_BINS) continue;
-                model += bin[at].model, real += bin[at].real, count += bin[at].used;
-                drift += bin[at].drift, size += bin[at].size;
-            }
-        if (count < 16 || !(model > 0)) continue;
-        fit->gain[e] = size > 0 ? (float)(drift / size) : 0;
-        fit->var[e] = (float)((real - (size > 0 ? drift * drift / size : 0)) / model);
-    }
-}
-
-static int fitChains(dkv_device_oracle *o, int d, const double *x, const double *y, const double *x_norm,
-                     const double *y_norm, dkv_twin_fit *fit) {
-    const dkv_noise *z = &o->twin->u.z;
-    const int64_t tq = o->l->view.tq, tk = o->l->view.tk;
-    const int rows = (int)(tq < FIT_ROWS ? tq : FIT_ROWS), keys = (int)(tk < FIT_KEYS ? tk : FIT_KEYS);
-    static sample host[KINDS * FIT_ROWS * FIT_KEYS];
-    sample bin[DKV_CHAIN_BINS] = {};
-    if (z->unit2 >= 0x1p-80 && rows > 0 && keys > 0) {
-        sample *s = (sample *)o->work[0];
-        sample_kernel<<<dkv_blocksFor(KINDS * rows * keys, 64), 64, 0, o->stream>>>(
-            *z, weightsOf(z, d), rows, keys, tq, tk, o->g, d, dkv_makeRounder(o->p->dtype), x, y, x_norm,
-            y_norm, s);
-        DKV_TRY_CUDA(cudaGetLastError());
-        DKV_TRY_CUDA(cudaMemcpyAsync(host, s, sizeof *s * (size_t)(KINDS * rows * keys),
-                                     cudaMemcpyDeviceToHost, o->stream));
-        DKV_TRY_CUDA(cudaStreamSynchronize(o->stream));
-        for (int e = 0; e < KINDS * rows * keys; e++) {
-            sample *to = &bin[host[e].bin];
-            if (!host[e].used) continue;
-            to->model += host[e].model;
-            to->real += host[e].real;
-            to->drift += host[e].drift;
-            to->size += host[e].size;
-            to->used++;
-        }
-    }
-    endFit(bin, fit);
-    return 0;
-}
 
 /* --- operands of a head --- */
 
-/* A warp a row: unit row, squared norm (0 where not finite), squares times weight, magnitudes, what is
+/* A warp a row: unit row, squared norm (0 where not finite) and its root, squares times weight, magnitudes, what is
  * finite. Any of the outputs may be NULL. */
 __global__ void operands_kernel(int64_t rows, int d, const double *x, const float *weight, float *unit,
-                                double *norm2, double *square, double *magnitude, double *finite,
+                                double *norm2, double *root, double *square, double *magnitude, double *finite,
                                 double *weighted) {
     const int64_t i = (blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32;
     const int lane = threadIdx.x % 32;
@@ -246,15 +47,18 @@ __global__ void operands_kernel(int64_t rows, int d, const double *x, const floa
         if (finite) finite[i * d + c] = z;
         if (weighted) weighted[i * d + c] = z * w;
     }
-    if (lane == 0) norm2[i] = use ? sum * top * top : 0;
+    if (lane) return;
+    const double all = use ? sum * top * top : 0;
+    norm2[i] = all;
+    root[i] = sqrt(all);
 }
 
 static int operands(dkv_device_oracle *o, int64_t rows, int d, const double *x, const float *weight,
-                    float *unit, double *norm2, double *square, double *magnitude, double *finite,
+                    float *unit, double *norm2, double *root, double *square, double *magnitude, double *finite,
                     double *weighted) {
     if (rows == 0) return 0;
     operands_kernel<<<dkv_blocksFor(rows * 32, 256), 256, 0, o->stream>>>(
-        rows, d, x, weight, unit, norm2, square, magnitude, finite, weighted);
+        rows, d, x, weight, unit, norm2, root, square, magnitude, finite, weighted);
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;
 }
@@ -356,6 +160,18 @@ __global__ void equals_kernel(int64_t n, const unsigned long long *hash, float *
     }
 }
 
+/* Memory for thrust that waits for nothing but its stream. */
+struct stream_room {
+    typedef char value_type;
+    cudaStream_t stream;
+    char *allocate(ptrdiff_t n) {
+        void *x = NULL;
+        if (cudaMallocAsync(&x, (size_t)n, stream) != cudaSuccess) throw std::bad_alloc();
+        return (char *)x;
+    }
+    void deallocate(char *x, size_t) { cudaFreeAsync(x, stream); }
+};
+
 /* How many of hash[n] equal each; the mean of x[n] over them, unless x is NULL. */
 static int countHashes(dkv_device_oracle *o, int64_t n, const unsigned long long *hash, float *count, const double *x,
                        double *mean) {
@@ -367,13 +183,14 @@ static int countHashes(dkv_device_oracle *o, int64_t n, const unsigned long long
     }
     DKV_TRY_CUDA(cudaMemcpyAsync(t->sorted, hash, 8 * (size_t)n, cudaMemcpyDeviceToDevice, o->stream));
     thrust::device_ptr<unsigned long long> p(t->sorted);
+    stream_room room = {o->stream};
     if (x) {
         DKV_TRY_CUDA(cudaMemcpyAsync(t->d_lse_sums, x, 8 * (size_t)n, cudaMemcpyDeviceToDevice, o->stream));
         thrust::device_ptr<double> sums(t->d_lse_sums);
-        thrust::stable_sort_by_key(thrust::cuda::par.on(o->stream), p, p + n, sums);
-        thrust::inclusive_scan(thrust::cuda::par.on(o->stream), sums, sums + n, sums);
+        thrust::stable_sort_by_key(thrust::cuda::par_nosync(room).on(o->stream), p, p + n, sums);
+        thrust::inclusive_scan(thrust::cuda::par_nosync(room).on(o->stream), sums, sums + n, sums);
     } else {
-        thrust::sort(thrust::cuda::par.on(o->stream), p, p + n);
+        thrust::sort(thrust::cuda::par_nosync(room).on(o->stream), p, p + n);
     }
     runs_kernel<<<dkv_blocksFor(n, 256), 256, 0, o->stream>>>(n, hash, t->sorted, count, x ? t->d_lse_sums : NULL, mean);
     DKV_TRY_CUDA(cudaGetLastError());
@@ -477,7 +294,8 @@ static int take(dkv_device_oracle *o, const buffer *all, size_t n) {
     return 0;
 }
 
-static int allocate(dkv_device_oracle *o) {
+/* first: the first lane's, with what all share; NULL: this is it. */
+static int allocate(dkv_device_oracle *o, const dkv_twin_device *first) {
     const dkv_problem *p = o->p;
     const int64_t tq = o->l->view.tq, tk = o->l->view.tk, mq = tq * o->g, m = o->max_m;
     const int64_t dqk = p->dqk, dv = p->dv, d = dqk > dv ? dqk : dv, most = mq > tk ? mq : tk;
@@ -495,6 +313,10 @@ static int allocate(dkv_device_oracle *o) {
                           DOUBLES(o_norm, mq),
                           DOUBLES(k_norm, tk),
                           DOUBLES(v_norm, tk),
+                          DOUBLES(q_root, mq),
+                          DOUBLES(o_root, mq),
+                          DOUBLES(k_root, tk),
+                          DOUBLES(v_root, tk),
                           DOUBLES(q2, mq * dqk),
                           DOUBLES(o2, mq * dv),
                           DOUBLES(k2, tk * dqk),
@@ -513,7 +335,6 @@ static int allocate(dkv_device_oracle *o) {
                           DOUBLES(d_lse_sums, o->in.d_lse ? mq : 0),
                           DOUBLES(delta_own, m),
                           DOUBLES(row_class, mq),
-                          DOUBLES(classes, 3),
                           DOUBLES(top.s, m),
                           DOUBLES(top.vs, m),
                           DOUBLES(top.chain, m),
@@ -580,13 +401,24 @@ static int allocate(dkv_device_oracle *o) {
                           DOUBLES(size, lost * d),
                           DOUBLES(spread, lost * d),
                           DOUBLES(row_n, lost),
-                          DOUBLES(row_n2, lost),
-                          DOUBLES(sink_y, sinks),
-                          DOUBLES(sink_v, sinks)};
-    static_assert(sizeof all / sizeof *all <= sizeof t->memory / sizeof *t->memory, "room for each");
-    DKV_TRY(take(o, all, sizeof all / sizeof *all));
+                          DOUBLES(row_n2, lost)};
+    const buffer shared[] = {DOUBLES(classes, 3), DOUBLES(sink_y, sinks), DOUBLES(sink_v, sinks)};
+    const size_t n = sizeof all / sizeof *all, n_shared = sizeof shared / sizeof *shared;
+    static_assert(n + n_shared <= sizeof t->memory / sizeof *t->memory, "room for each");
+    DKV_TRY(take(o, all, n));
+    if (first) t->classes = first->classes, t->sink_y = first->sink_y, t->sink_v = first->sink_v;
+    else DKV_TRY(take(o, shared, n_shared));
     if (!o->in.d_lse) t->equal_any[1] = t->equal_any[0], t->equal_own[1] = t->equal_own[0];
     return 0;
+}
+
+double dkv_twinBytes(const dkv_device_oracle *o) {
+    const dkv_partials part = dkv_partialsOf(&o->a);
+    const double d = o->p->dqk + o->p->dv, mq = (double)(o->l->view.tq * o->g), tk = (double)o->l->view.tk;
+    const double m = (double)o->max_m, subs = (double)o->ld / DKV_SUB_KEYS, subm = (double)(o->rows / o->sub_rows + 1);
+    const double most = fmax(o->p->dqk, o->p->dv), parts = part.heads ? o->g : 1;
+    return 8 * (4 * most * fmax(subs * m, subm * (double)o->ld) + mq * (1.5 * d + 10) + tk * (2.5 * d + 4 * parts * d + 10) +
+                m * (12 * most + 17 * subs + (double)o->slots + 20) + subm * subs * (d + 1) + 3 * subm * (double)o->ld);
 }
 
 /* Which segment and group each row belongs to. */
@@ -653,19 +485,26 @@ __global__ void sum_sink_kernel(int hq, int64_t tq, double unit2, const double *
     }
 }
 
-static int runHead(dkv_device_oracle *o, int32_t kvh, const void *kernel_o, const float *kernel_lse) {
+typedef struct twin_run { /* what the kernel left */
+    const void *o;
+    const float *lse;
+} twin_run;
+
+static int twinHead(dkv_device_oracle *o, int32_t kvh, const void *arg) {
+    const void *kernel_o = ((const twin_run *)arg)->o;
+    const float *kernel_lse = ((const twin_run *)arg)->lse;
     const dkv_problem *p = o->p;
     const int64_t tq = o->l->view.tq, tk = o->l->view.tk, mq = tq * o->g;
     const bool grad = o->in.d_o != NULL;
     dkv_twin_device *t = o->twin;
     DKV_TRY(dkv_loadHead(o, kvh, o->a.in_format));
     DKV_TRY(countEqual(o, kvh, kernel_o, kernel_lse));
-    DKV_TRY(operands(o, mq, p->dqk, o->q, NULL, t->q1, t->q_norm, t->q2, o->aq, NULL, NULL));
-    DKV_TRY(operands(o, tk, p->dqk, o->k, t->equal_kv, t->k1, t->k_norm, t->k2, o->ak, t->kf, NULL));
-    DKV_TRY(operands(o, tk, p->dv, o->v, t->equal_kv, t->v1, t->v_norm, t->v2, o->av, NULL, t->ve));
-    if (grad) DKV_TRY(operands(o, mq, p->dv, o->d_o, NULL, t->o1, t->o_norm, t->o2, o->ado, NULL, NULL));
-    DKV_TRY(fitChains(o, p->dqk, o->q, o->k, t->q_norm, t->k_norm, &t->fit_s));
-    if (grad) DKV_TRY(fitChains(o, p->dv, o->d_o, o->v, t->o_norm, t->v_norm, &t->fit_dp));
+    DKV_TRY(operands(o, mq, p->dqk, o->q, NULL, t->q1, t->q_norm, t->q_root, t->q2, o->aq, NULL, NULL));
+    DKV_TRY(operands(o, tk, p->dqk, o->k, t->equal_kv, t->k1, t->k_norm, t->k_root, t->k2, o->ak, t->kf, NULL));
+    DKV_TRY(operands(o, tk, p->dv, o->v, t->equal_kv, t->v1, t->v_norm, t->v_root, t->v2, o->av, NULL, t->ve));
+    if (grad) DKV_TRY(operands(o, mq, p->dv, o->d_o, NULL, t->o1, t->o_norm, t->o_root, t->o2, o->ado, NULL, NULL));
+    DKV_TRY(dkv_twinFitChains(o, p->dqk, o->q, o->k, t->q_norm, t->k_norm, &t->fit_s));
+    if (grad) DKV_TRY(dkv_twinFitChains(o, p->dv, o->d_o, o->v, t->o_norm, t->v_norm, &t->fit_dp));
     if (grad) DKV_TRY(dkv_twinZeroKeys(o));
     dkv_scene s = {};
     s.kvh = kvh;
@@ -693,17 +532,21 @@ static int dropUnclaimed(dkv_device_oracle *o) {
     return 0;
 }
 
+static int openTwin(dkv_device_oracle *o, const dkv_twin_device *first) {
+    if (o->twin) return 0;
+    o->twin = (dkv_twin_device *)calloc(1, sizeof *o->twin);
+    if (!o->twin) return dkv_oracleFail(__FILE__, __LINE__, "out of memory");
+    declare(o);
+    DKV_TRY(allocate(o, first));
+    return uploadOwners(o);
+}
+
 int dkv_runTwin(dkv_device_oracle *o, const void *kernel_o, const float *kernel_lse) {
     const bool grad = o->in.d_o != NULL;
     if (grad && (!kernel_o || !kernel_lse))
         return dkv_oracleFail(__FILE__, __LINE__, "the twin of gradients needs the kernel's O and LSE");
-    if (!o->twin) {
-        o->twin = (dkv_twin_device *)calloc(1, sizeof *o->twin);
-        if (!o->twin) return dkv_oracleFail(__FILE__, __LINE__, "out of memory");
-        declare(o);
-        DKV_TRY(allocate(o));
-        DKV_TRY(uploadOwners(o));
-    }
+    DKV_TRY(openTwin(o, NULL));
+    for (int i = 1; i < o->lanes; i++) DKV_TRY(openTwin(o->lane[i], o->twin));
     for (int part = DKV_PART_TWIN; part <= DKV_PART_SIGMA2; part++)
         for (int id = 0; id < DKV_N_OUTPUTS; id++)
             if (o->count[id] > 0)
@@ -715,7 +558,8 @@ int dkv_runTwin(dkv_device_oracle *o, const void *kernel_o, const float *kernel_
     o->has_twin[DKV_DSINK] = grad && o->p->sink;
     unsigned long long classes[3] = {0, 0, 0};
     DKV_TRY_CUDA(cudaMemsetAsync(o->twin->classes, 0, sizeof classes, o->stream));
-    for (int32_t kvh = 0; kvh < o->p->hkv; kvh++) DKV_TRY(runHead(o, kvh, kernel_o, kernel_lse));
+    const twin_run run = {kernel_o, kernel_lse};
+    DKV_TRY(dkv_eachHead(o, twinHead, &run));
     DKV_TRY_CUDA(cudaMemcpyAsync(classes, o->twin->classes, sizeof classes, cudaMemcpyDeviceToHost, o->stream));
     DKV_TRY_CUDA(cudaStreamSynchronize(o->stream));
     o->alike = dkv_alike{(int64_t)classes[0], (int64_t)classes[1], (int64_t)classes[2]};

@@ -36,6 +36,7 @@ typedef struct dkv_twin_device {
      * is 0 */
     float *q1, *k1, *v1, *o1;
     double *q_norm, *k_norm, *v_norm, *o_norm;
+    double *q_root, *k_root, *v_root, *o_root; /* roots of these */
     double *q2, *k2, *v2, *o2, *ve, *kf;               /* ve: V times equal_kv; kf: K */
     float *equal_k, *equal_kv;               /* [tk]: a segment's keys, with V or without */
     float *equal_any[2], *equal_own[2];      /* [tq, g]: a group's, a node's rows; [1]: whatever their dLSE, as dV has it */
@@ -71,7 +72,7 @@ typedef struct score_view { /* of one tile: scores (final, -inf where masked), c
     const double *s, *cap;
     const float *sq, *dot;
     const double *q_norm, *k_norm; /* of the block's first row, of the tile's first key */
-    double gain;
+    const double *k_root;
 } score_view;
 
 /* The twin's score of a pair, and its variance. */
@@ -83,7 +84,7 @@ static __device__ __forceinline__ double scoreOf(const dkv_area &t, const dkv_tw
     const double qn = v.q_norm[i], kn = v.k_norm[j], cap = u.softcap > 0 ? v.cap[at] : 0;
     double s = v.s[at];
     *vs = dkv_formulaScoreVar(&u, fit.var[bin], v.sq[at], v.dot[at], qn, kn);
-    if (u.z.gain > 0) s += dkv_formulaScoreLoss(&u, fit.gain[bin], v.dot[at], qn, kn, cap);
+    if (u.z.gain > 0) s += dkv_formulaScoreLoss(&u, fit.gain[bin], v.dot[at], qn, v.k_root[j], cap);
     if (u.softcap > 0 || t.slopes)
         *vs = dkv_formulaScoreModified(&u, *vs, s, s > -DBL_MAX, cap,
                                        t.slopes ? (double)t.slopes[i % t.g] : 0, dkv_biasOf(t, i, j));
@@ -96,6 +97,12 @@ static __device__ __forceinline__ double scoreOf(const dkv_area &t, const dkv_tw
 }
 
 #define PER_LANE (DKV_SUB_KEYS / 32)
+/* Where parts are added a warp has 128 columns of one row or key, so that what belongs to the part is read and computed once
+ * for four of them. */
+#define COLUMNS 4
+static inline dim3 dkv_columnGrid(int64_t rows, int d) {
+    return dim3(dkv_blocksFor(rows * 32, 256), dkv_blocksFor(d, 32 * COLUMNS));
+}
 
 typedef struct row_sums { /* [m, d] each */
     double *acc, *chain, *loss, *a1, *a2;
@@ -103,7 +110,7 @@ typedef struct row_sums { /* [m, d] each */
 } row_sums;
 
 typedef struct row_parts { /* of one tile, [subs, m, d]; NULL: none */
-    const double *sum, *a1, *a2, *size;
+    const double *sum, *a1, *a2, *size; /* size: where the terms' order is declared */
     const double *by, *fade, *old, *count, *wsum; /* [subs, max_m]; count: of terms, for what they lose */
     const double *mean2, *alike; /* [subm, subs, d], [subm, subs]; with wsum: a2 / wsum in place of mean2 */
     dkv_step_rows step;
@@ -111,6 +118,7 @@ typedef struct row_parts { /* of one tile, [subs, m, d]; NULL: none */
     int32_t m, d, subs, sub_m;
     double fold, squares_by; /* factor on the step's squares */
     const double *done;      /* [m] */
+    bool anyhow;             /* terms in an order that is not declared */
 } row_parts;
 
 /* A block's rows of a packed [hq, tq] array, as doubles. */
@@ -191,6 +199,9 @@ static __device__ __forceinline__ unsigned long long hashOf(const void *x, int d
  * checkpoints. */
 int dkv_chainTile(dkv_device_oracle *o, int m, int n, int d, int ld, const float *a, const float *b,
                   float *dot, float *sq);
+/* Factors on the model of chains of x [tq, g, d] and y [tk, d], measured on samples. */
+int dkv_twinFitChains(dkv_device_oracle *o, int d, const double *x, const double *y, const double *x_norm,
+                      const double *y_norm, dkv_twin_fit *fit);
 /* Scores of a tile and what they are made of; parts of its products; what each addition of a part rounds. */
 int dkv_twinLoadTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t, score_view *v);
 int dkv_twinPartRows(dkv_device_oracle *o, const dkv_area *t, int d, double alpha, const double *w,

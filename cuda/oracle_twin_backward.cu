@@ -64,7 +64,7 @@ __global__ void delta_twin_kernel(delta_end k, __grid_constant__ const dkv_twin_
 typedef struct backward_walk {
     double *p, *ds, *w_p, *w_ds, *w_row, *size; /* [m, ld]; p over the scores, ds over dP; size: |dS| */
     const float *sq, *dot;                      /* chains of dP */
-    const double *o_norm, *v_norm;
+    const double *o_norm, *v_norm, *o_root, *v_root;
     const float *equal, *equal_v; /* of the block's rows; as dV has them */
     const double *d_lse, *mean_d_lse, *delta_own; /* of the block's rows; NULL: no dLSE, or dS is rounded */
     double *count, *size1, *squares; /* [subs, max_m]: terms that move a sum of P, sums of |dS|, of dS^2 */
@@ -72,8 +72,9 @@ typedef struct backward_walk {
     int64_t max_m;
 } backward_walk;
 
+#define AHEAD 4
 /* A warp a row. */
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(128, 4)
     backward_twin_kernel(dkv_area t, __grid_constant__ const dkv_twin_units u,
                          __grid_constant__ const dkv_twin_fit fit_s,
                          __grid_constant__ const dkv_twin_fit fit_dp, score_view v, dkv_rows r,
@@ -82,39 +83,49 @@ __global__ void __launch_bounds__(128)
     if (i >= t.m) return;
     const double given = r.lse[i], lse = given == -INFINITY ? 0 : given, delta = r.delta[i],
                  delta_var = r.delta_var[i];
-    const double o_norm = b.o_norm[i], alike = (double)b.equal[i], alike_v = (double)b.equal_v[i];
+    const double o_norm = b.o_norm[i], o_root = b.o_root[i], alike = (double)b.equal[i], alike_v = (double)b.equal_v[i];
     dkv_twin_row row = {lse, u.z.exp2, delta, delta_var, 1, 0, 0};
     if (b.d_lse) row.alike = alike_v / alike, row.shift = b.mean_d_lse[i] - b.d_lse[i], row.own_var = b.delta_own[i];
     for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
         double p[PER_LANE], sum = 0, count = 0, size = 0, squares = 0;
 #pragma unroll
-        for (int k = 0; k < PER_LANE; k++) {
-            const int j = base + k * 32 + lane;
-            const int64_t at = (int64_t)i * t.ld + j;
-            p[k] = 0;
-            if (j >= t.n) continue;
-            dkv_twin_pair x = {0, 0, 0, 0, 0};
-            double vs, s = scoreOf(t, u, fit_s, v, i, j, &vs), dp = b.ds[at];
-            const int bin = dkv_chainBin(b.sq[at]);
-            const double norm = o_norm * b.v_norm[j];
-            double vd = u.z.step2 * fit_dp.var[bin] * b.sq[at] * norm;
-            if (u.z.gain > 0) dp += fit_dp.gain[bin] * b.dot[at] * sqrt(norm);
-            if (u.s_rounded) {
-                const double y = dkv_roundBy(u.round_s, dp);
-                vd = dkv_flip(dp, y, vd, dkv_spacingAt(u.ulp_s, fabs(dp)));
-                dp = y;
+        for (int k0 = 0; k0 < PER_LANE; k0 += AHEAD) {
+            double s[AHEAD], vs[AHEAD], dp[AHEAD], vd[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) { /* loaded before anything is stored, where they may lie */
+                const int j = base + (k0 + k) * 32 + lane;
+                const int64_t at = (int64_t)i * t.ld + j;
+                if (j >= t.n) continue;
+                s[k] = scoreOf(t, u, fit_s, v, i, j, &vs[k]);
+                dp[k] = b.ds[at];
+                const int bin = dkv_chainBin(b.sq[at]);
+                vd[k] = u.z.step2 * fit_dp.var[bin] * b.sq[at] * (o_norm * b.v_norm[j]);
+                if (u.z.gain > 0) dp[k] += fit_dp.gain[bin] * b.dot[at] * (o_root * b.v_root[j]);
+                if (!u.s_rounded) continue;
+                const double y = dkv_roundBy(u.round_s, dp[k]);
+                vd[k] = dkv_flip(dp[k], y, vd[k], dkv_spacingAt(u.ulp_s, fabs(dp[k])));
+                dp[k] = y;
             }
-            if (s > -DBL_MAX)
-                x = dkv_formulaTwinPair(&u, &row, s, exp(s - lse), dp, u.softcap > 0 ? v.cap[at] : 0, vs, vd);
-            b.p[at] = p[k] = x.p;
-            b.ds[at] = x.ds;
-            b.w_p[at] = x.w_p * alike_v;
-            b.w_ds[at] = x.w_ds * alike;
-            b.w_row[at] = x.w_row;
-            b.size[at] = isfinite(x.ds) ? fabs(x.ds) : 0;
-            sum += x.p;
-            size += fabs(x.ds);
-            squares += x.ds * x.ds;
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                const int j = base + (k0 + k) * 32 + lane;
+                const int64_t at = (int64_t)i * t.ld + j;
+                p[k0 + k] = 0;
+                if (j >= t.n) continue;
+                dkv_twin_pair x = {0, 0, 0, 0, 0};
+                if (s[k] > -DBL_MAX)
+                    x = dkv_formulaTwinPair(&u, &row, s[k], exp(s[k] - lse), dp[k], u.softcap > 0 ? v.cap[at] : 0, vs[k],
+                                            vd[k]);
+                b.p[at] = p[k0 + k] = x.p;
+                b.ds[at] = x.ds;
+                b.w_p[at] = x.w_p * alike_v;
+                b.w_ds[at] = x.w_ds * alike;
+                b.w_row[at] = x.w_row;
+                b.size[at] = isfinite(x.ds) ? fabs(x.ds) : 0;
+                sum += x.p;
+                size += fabs(x.ds);
+                squares += x.ds * x.ds;
+            }
         }
         sum = dkv_warpSum(sum);
         size = dkv_warpSum(size);
@@ -164,36 +175,50 @@ __global__ void columns_kernel(dkv_area t, int sub_m, double stuck, const double
 }
 
 typedef struct key_parts {         /* of one tile */
-    const double *sum, *size;      /* [subm, n, d]; size NULL: none */
+    const double *sum;             /* [subm, n, d] */
     const double *count, *squares; /* [subm, ld] */
     const double *mean2, *alike;   /* [subm, d], [subm] */
     double *x, *var;               /* of the tile's first key: element (j, c) at j * ld_x + c */
-    double *sizes, *spread;        /* of the tile's first key, [n, d] */
+    double *spread;                /* of the tile's first key, [n, d] */
     const double *done;            /* [n]: terms so far, in all accumulators */
     int64_t ld, ld_x;
     int32_t n, d, subm, parts;
     double fold, squares_by;
 } key_parts;
 
-__global__ void add_keys_kernel(dkv_noise z, key_parts k) {
-    DKV_GRID_LOOP(e, (int64_t)k.n * k.d) {
-        const int64_t j = e / k.d, c = e % k.d, at = j * k.ld_x + c;
-        double x = k.x[at], var = k.var[at], done = k.done[j] / k.parts;
-        for (int b = 0; b < k.subm; b++) {
-            const int64_t part = b * (int64_t)k.n * k.d + e;
-            const double before = x, n = k.count[b * k.ld + j] / k.parts;
-            x += k.sum[part];
-            const dkv_formula_step step = dkv_formulaEven(n, k.squares_by * k.squares[b * k.ld + j] / k.parts);
-            var += dkv_twinAlike(k.alike[b]) *
-                   dkv_formulaChain(&z, step, k.fold, done, before, x, k.mean2[b * k.d + c]);
-            done += n;
-            if (!k.size) continue;
-            var += dkv_twinPathWithin(&z, k.fold, n, step.squares) * k.mean2[b * k.d + c];
-            k.sizes[e] += k.size[part];
-            k.spread[e] += (x - before) * (x - before);
+template <bool ANYHOW>
+__global__ void __launch_bounds__(256) add_keys_kernel(__grid_constant__ const dkv_noise z, key_parts k) {
+    const int j = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32);
+    const int c0 = (int)blockIdx.y * 32 * COLUMNS + threadIdx.x % 32;
+    if (j >= k.n) return;
+    double x[COLUMNS], var[COLUMNS], spread[COLUMNS] = {}, done = k.done[j] / k.parts;
+#pragma unroll
+    for (int q = 0; q < COLUMNS; q++) {
+        const int64_t at = j * k.ld_x + c0 + q * 32;
+        if (c0 + q * 32 < k.d) x[q] = k.x[at], var[q] = k.var[at];
+    }
+    for (int b = 0; b < k.subm; b++) {
+        const double n = k.count[b * k.ld + j] / k.parts, alike = dkv_twinAlike(k.alike[b]);
+        const dkv_formula_step step = dkv_formulaEven(n, k.squares_by * k.squares[b * k.ld + j] / k.parts);
+        const double within = ANYHOW ? dkv_twinPathWithin(&z, k.fold, n, step.squares) : 0;
+#pragma unroll
+        for (int q = 0; q < COLUMNS; q++) {
+            const int c = c0 + q * 32;
+            if (c >= k.d) continue;
+            const double before = x[q], mean2 = k.mean2[b * k.d + c];
+            x[q] += k.sum[(b * (int64_t)k.n + j) * k.d + c];
+            var[q] += alike * dkv_formulaChain(&z, step, k.fold, done, before, x[q], mean2) + within * mean2;
+            if (ANYHOW) spread[q] += (x[q] - before) * (x[q] - before);
         }
-        k.x[at] = x;
-        k.var[at] = var;
+        done += n;
+    }
+#pragma unroll
+    for (int q = 0; q < COLUMNS; q++) {
+        const int64_t at = j * k.ld_x + c0 + q * 32;
+        if (c0 + q * 32 >= k.d) continue;
+        k.x[at] = x[q];
+        k.var[at] = var[q];
+        if (ANYHOW) k.spread[(int64_t)j * k.d + c0 + q * 32] += spread[q];
     }
 }
 
@@ -264,28 +289,32 @@ typedef struct key_sum {
     int64_t ld_x;
 } key_sum;
 
+/* to [n, d] (leading dimension ld) += alpha w^T x over the rows of one accumulator. */
+static int wholeKeys(dkv_device_oracle *o, const dkv_area *t, int d, double alpha, const double *w, const double *x,
+                     row_set rows, double *to, int64_t ld) {
+    const double one = 1;
+    const int m = t->m / rows.step;
+    o->flops += 2.0 * m * t->n * d;
+    const cublasStatus_t e = o->blas->dgemm(o->handle, CUBLAS_OP_N, CUBLAS_OP_T, d, t->n, m, &alpha,
+                                            x + (int64_t)rows.first * d, d * rows.step, w + (int64_t)rows.first * t->ld,
+                                            t->ld * rows.step, &one, to, (int)ld);
+    return e == CUBLAS_STATUS_SUCCESS ? 0 : dkv_oracleFail(__FILE__, __LINE__, "cuBLAS: status %d", (int)e);
+}
+
 static int addKeySum(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t, row_set rows,
                      const key_sum &k, const double *alike) {
     dkv_twin_device *x = o->twin;
     const bool gain = x->u.z.gain > 0;
-    const int m = t->m / rows.step;
-    const double one = 1, var_by = k.alpha * k.alpha;
     DKV_TRY(partKeys(o, t, k.d, k.alpha, k.w, k.y, rows, !s->finite_rows, x->part[0]));
-    if (gain) DKV_TRY(partKeys(o, t, k.d, fabs(k.alpha), k.size_w, k.y_size, rows, false, x->part[1]));
-    o->flops += 2.0 * m * t->n * k.d;
-    const cublasStatus_t e = o->blas->dgemm(
-        o->handle, CUBLAS_OP_N, CUBLAS_OP_T, k.d, t->n, m, &var_by, k.y2 + (int64_t)rows.first * k.d,
-        k.d * rows.step, k.var_w + (int64_t)rows.first * t->ld, t->ld * rows.step, &one, k.var, (int)k.ld_x);
-    if (e != CUBLAS_STATUS_SUCCESS) return dkv_oracleFail(__FILE__, __LINE__, "cuBLAS: status %d", (int)e);
+    if (gain) DKV_TRY(wholeKeys(o, t, k.d, fabs(k.alpha), k.size_w, k.y_size, rows, k.sizes, k.d));
+    DKV_TRY(wholeKeys(o, t, k.d, k.alpha * k.alpha, k.var_w, k.y2, rows, k.var, k.ld_x));
     key_parts p = {x->part[0],
-                   gain ? x->part[1] : NULL,
                    x->col_n,
                    k.squares,
                    k.mean2,
                    alike,
                    k.x,
                    k.var,
-                   k.sizes,
                    k.spread,
                    x->key_n + t->k_row,
                    t->ld,
@@ -296,7 +325,9 @@ static int addKeySum(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t
                    x->parts,
                    x->u.z.fold_dkv,
                    k.alpha * k.alpha};
-    add_keys_kernel<<<dkv_blocksFor((int64_t)t->n * k.d, 256), 256, 0, o->stream>>>(x->u.z, p);
+    const dim3 grid = dkv_columnGrid(t->n, k.d);
+    if (gain) add_keys_kernel<true><<<grid, 256, 0, o->stream>>>(x->u.z, p);
+    else add_keys_kernel<false><<<grid, 256, 0, o->stream>>>(x->u.z, p);
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;
 }
@@ -379,10 +410,8 @@ static int addQueries(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
     walk_kernel<<<dkv_blocksFor(t->m, 32), 32, 0, o->stream>>>(*t, x->u.z.stuck, b);
     DKV_TRY_CUDA(cudaGetLastError());
     DKV_TRY(dkv_twinPartRows(o, t, d, scale, b.ds, o->k + key * d, !dkv_finiteKeys(o, s, t), x->part[0]));
-    if (x->u.z.gain > 0) {
-        DKV_TRY(dkv_twinPartRows(o, t, d, fabs(scale), b.size, o->ak + key * d, false, x->part[1]));
-        k.size = x->part[1];
-    }
+    k.anyhow = x->u.z.gain > 0;
+    if (k.anyhow) DKV_TRY(dkv_gemmRows(o, t, d, fabs(scale), b.size, o->ak + key * d, 1, x->size, false));
     DKV_TRY(dkv_gemmRows(o, t, d, scale * scale, b.w_row, x->k2 + key * d, 1, x->a2, false));
     DKV_TRY(dkv_gemmRows(o, t, d, scale, b.p, x->kf + key * d, 1, x->a1, false));
     DKV_TRY(dkv_twinAddRows(o, &k, dkv_twinRowSums(o, true)));
@@ -480,6 +509,8 @@ int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel
                                  dot,
                                  x->o_norm + at,
                                  x->v_norm + t.k_row,
+                                 x->o_root + at,
+                                 x->v_root + t.k_row,
                                  (own ? x->equal_own : x->equal_any)[0] + at,
                                  (own ? x->equal_own : x->equal_any)[1] + at,
                                  shared ? x->d_lse + at : NULL,

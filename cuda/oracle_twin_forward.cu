@@ -293,14 +293,17 @@ __global__ void lse_end_kernel(int m, int g, const float *sinks, dkv_rows r) {
     }
 }
 
-static __device__ __forceinline__ void fadeElement(const dkv_noise &z, const row_sums &x, int64_t e,
-                                                   double by, double rel, double old) {
+typedef struct row_element {
+    double acc, chain, loss, a1, a2;
+} row_element;
+
+static __device__ __forceinline__ void fadeElement(const dkv_noise &z, row_element &x, double by, double rel, double old) {
     const double by2 = by * by;
-    x.acc[e] *= by;
-    x.loss[e] *= by;
-    x.a1[e] = x.a1[e] * by2 + rel * old * x.acc[e];
-    x.a2[e] = x.a2[e] * by2 + rel * x.acc[e] * x.acc[e];
-    x.chain[e] = x.chain[e] * by2 + z.unit2 * x.acc[e] * x.acc[e] + dkv_twinLeast(&z, x.acc[e]);
+    x.acc *= by;
+    x.loss *= by;
+    x.a1 = x.a1 * by2 + rel * old * x.acc;
+    x.a2 = x.a2 * by2 + rel * x.acc * x.acc;
+    x.chain = x.chain * by2 + z.unit2 * x.acc * x.acc + dkv_twinLeast(&z, x.acc);
 }
 
 /* sum[n] += each of [parts, ld], sum2 their squares; NULL: not. After all that read how many there were before. */
@@ -322,43 +325,69 @@ int dkv_twinCountTerms(dkv_device_oracle *o, int64_t n, int64_t parts, int64_t l
 }
 
 /* Adds a tile's parts to the rows' sums, in order. */
-__global__ void add_rows_kernel(dkv_noise z, row_parts k, row_sums x) {
-    DKV_GRID_LOOP(e, (int64_t)k.m * k.d) {
-        const int64_t i = e / k.d, c = e % k.d;
-        double done = k.done[i];
-        for (int b = 0; b < k.subs; b++) {
-            const int64_t at = b * k.max_m + i, part = b * (int64_t)k.m * k.d + e, mean = i / k.sub_m * k.subs + b;
-            if (k.by && k.by[at] != 1) fadeElement(z, x, e, k.by[at], k.fade[at], k.old[at]);
-            const double before = x.acc[e], after = before + k.sum[part];
-            double mean2 = k.mean2[mean * k.d + c];
-            dkv_formula_step step = getStep(k.step, at);
-            step.squares *= k.squares_by;
-            x.acc[e] = after;
-            if (k.a1) x.a1[e] += k.a1[part];
-            if (k.a2) x.a2[e] += k.a2[part];
-            /* V^2 weighted as the row sees it: by P's variance, nearly P^2 */
-            if (k.wsum && k.wsum[at] > 0) mean2 = k.a2[part] / k.wsum[at];
-            x.chain[e] += dkv_twinAlike(k.alike[mean]) * dkv_formulaChain(&z, step, k.fold, done, before, after, mean2);
-            done += step.count;
-            if (!k.size) continue;
-            if (!x.size) {
-                x.loss[e] += dkv_twinLoss(&z, k.fold, before, after, k.count[at], k.size[part]);
-                continue;
-            }
-            x.chain[e] += dkv_twinPathWithin(&z, k.fold, k.count[at], step.squares) * mean2;
-            x.size[e] += k.size[part];
-            x.spread[e] += (after - before) * (after - before);
-            if (c > 0) continue;
-            x.n[i] += k.count[at];
-            x.n2[i] += k.count[at] * k.count[at];
-        }
+template <bool ANYHOW>
+__global__ void __launch_bounds__(256) add_rows_kernel(__grid_constant__ const dkv_noise z, row_parts k, row_sums x) {
+    const int i = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32);
+    const int c0 = (int)blockIdx.y * 32 * COLUMNS + threadIdx.x % 32, mean0 = i / k.sub_m * k.subs;
+    if (i >= k.m) return;
+    row_element s[COLUMNS];
+    double spread[COLUMNS] = {}, n = 0, n2 = 0, done = k.done[i];
+    const int64_t row = (int64_t)i * k.d;
+#pragma unroll
+    for (int q = 0; q < COLUMNS; q++) {
+        const int64_t e = row + c0 + q * 32;
+        if (c0 + q * 32 < k.d) s[q] = row_element{x.acc[e], x.chain[e], ANYHOW ? 0 : x.loss[e], x.a1[e], x.a2[e]};
     }
+    for (int b = 0; b < k.subs; b++) {
+        const int64_t at = b * k.max_m + i;
+        const double count = k.count[at], wsum = k.wsum ? k.wsum[at] : 0, by = k.by ? k.by[at] : 1;
+        const double alike = dkv_twinAlike(k.alike[mean0 + b]), fade = by != 1 ? k.fade[at] : 0, old = by != 1 ? k.old[at] : 0;
+        dkv_formula_step step = getStep(k.step, at);
+        step.squares *= k.squares_by;
+        const double within = ANYHOW ? dkv_twinPathWithin(&z, k.fold, count, step.squares) : 0;
+#pragma unroll
+        for (int q = 0; q < COLUMNS; q++) {
+            const int c = c0 + q * 32;
+            const int64_t part = b * (int64_t)k.m * k.d + row + c;
+            if (c >= k.d) continue;
+            const double a2 = k.a2 ? k.a2[part] : 0;
+            double mean2 = k.mean2[(int64_t)(mean0 + b) * k.d + c];
+            if (by != 1) fadeElement(z, s[q], by, fade, old);
+            const double before = s[q].acc, after = before + k.sum[part];
+            s[q].acc = after;
+            if (k.a1) s[q].a1 += k.a1[part];
+            s[q].a2 += a2;
+            /* V^2 weighted as the row sees it: by P's variance, nearly P^2 */
+            if (wsum > 0) mean2 = a2 / wsum;
+            s[q].chain += alike * dkv_formulaChain(&z, step, k.fold, done, before, after, mean2) + within * mean2;
+            if (!ANYHOW && k.size) s[q].loss += dkv_twinLoss(&z, k.fold, before, after, count, k.size[part]);
+            if (ANYHOW) spread[q] += (after - before) * (after - before);
+        }
+        done += step.count;
+        n += count;
+        n2 += count * count;
+    }
+#pragma unroll
+    for (int q = 0; q < COLUMNS; q++) {
+        const int64_t e = row + c0 + q * 32;
+        if (c0 + q * 32 >= k.d) continue;
+        x.acc[e] = s[q].acc;
+        x.chain[e] = s[q].chain;
+        if (k.by || k.a1) x.a1[e] = s[q].a1;
+        if (k.by || k.a2) x.a2[e] = s[q].a2;
+        if (ANYHOW) x.spread[e] += spread[q];
+        else x.loss[e] = s[q].loss;
+    }
+    if (!ANYHOW || c0 > 0) return;
+    x.n[i] += n;
+    x.n2[i] += n2;
 }
 
 int dkv_twinAddRows(dkv_device_oracle *o, const row_parts *k, row_sums sums) {
     dkv_twin_device *x = o->twin;
-    add_rows_kernel<<<dkv_blocksFor((int64_t)k->m * k->d, 256), 256, 0, o->stream>>>(
-        x->u.z, *k, sums);
+    const dim3 grid = dkv_columnGrid(k->m, k->d);
+    if (k->anyhow) add_rows_kernel<true><<<grid, 256, 0, o->stream>>>(x->u.z, *k, sums);
+    else add_rows_kernel<false><<<grid, 256, 0, o->stream>>>(x->u.z, *k, sums);
     DKV_TRY_CUDA(cudaGetLastError());
     return k->fold > 0 ? dkv_twinCountTerms(o, k->m, k->subs, k->max_m, k->step.count, x->row_done, NULL) : 0;
 }
@@ -462,12 +491,14 @@ int dkv_twinLoadTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t
     const dkv_problem *p = o->p;
     dkv_twin_device *x = o->twin;
     const int64_t at = (s->seg->q_start + s->r0) * o->g, key = t->k_row;
-    float *dot = (float *)o->work[7], *sq = dot + o->max_m * o->ld;
-    DKV_TRY(dkv_gemmNt(o, t, p->dqk, t->scale, o->q + at * p->dqk, o->k + key * p->dqk, o->work[0]));
-    DKV_TRY(dkv_finalScores(o, t, o->work[0], o->work[6]));
-    DKV_TRY(dkv_chainTile(o, t->m, t->n, p->dqk, t->ld, x->q1 + at * p->dqk, x->k1 + key * p->dqk, dot, sq));
+    double *kept = dkv_keptTile(o, t, 1), *scores;
+    const bool known = kept && t->index < o->filled;
+    float *dot = (float *)(kept ? kept : o->work[7]), *sq = dot + o->max_m * o->ld;
+    DKV_TRY(dkv_loadScores(o, s, t, o->work[6], &scores, NULL));
+    if (!known)
+        DKV_TRY(dkv_chainTile(o, t->m, t->n, p->dqk, t->ld, x->q1 + at * p->dqk, x->k1 + key * p->dqk, dot, sq));
     DKV_TRY(seenMeans(o, t));
-    *v = score_view{o->work[0], o->work[6], sq, dot, x->q_norm + at, x->k_norm + key, x->u.z.gain};
+    *v = score_view{scores, o->work[6], sq, dot, x->q_norm + at, x->k_norm + key, x->k_root + key};
     return 0;
 }
 
@@ -633,7 +664,12 @@ static __device__ __forceinline__ void addSink(const forward_end &f, const dkv_t
         st.sum_var *= by * by;
     } else if (by != 1) {
         const double rel = fadeState(u.z, st, by, by > 0 ? log(by) : 0);
-        for (int c = lane; c < f.d; c += 32) fadeElement(u.z, x, i * f.d + c, by, rel, st.sum);
+        for (int c = lane; c < f.d; c += 32) {
+            const int64_t e = i * f.d + c;
+            row_element y = {x.acc[e], x.chain[e], x.loss[e], x.a1[e], x.a2[e]};
+            fadeElement(u.z, y, by, rel, st.sum);
+            x.acc[e] = y.acc, x.chain[e] = y.chain, x.loss[e] = y.loss, x.a1[e] = y.a1, x.a2[e] = y.a2;
+        }
     }
     st.max = top;
     const double y = exp(sink - top), v = u.z.unit2 * (sink - top) * (sink - top) + u.z.exp2;
@@ -728,6 +764,7 @@ int dkv_twinForwardBlock(dkv_device_oracle *o, dkv_scene *s, const float *) {
     dkv_area t;
     int32_t range = -1;
     const int64_t q_row = s->seg->q_start + s->r0;
+    o->filled = 0;
     DKV_TRY(dkv_twinZeroSums(o, s->m, p->dv));
     DKV_TRY_CUDA(cudaMemsetAsync(x->last_mean, 0, sizeof(double) * (size_t)(x->subm * p->dv), o->stream));
     start_twin_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(s->m, o->r, x->top);

@@ -8,7 +8,8 @@
  *
  *     open; bound; [kernel runs]; twin; for each part and tensor: read; alikeRows; close
  *
- * Every function returns 0, or non-zero; then error() says why. One thread at a time. */
+ * Every function returns 0, or non-zero; then error() says why. One thread at a time, but that truth and bound may be read
+ * while twin runs. */
 #ifndef DKV_DEVICE_ORACLE_H
 #define DKV_DEVICE_ORACLE_H
 
@@ -38,9 +39,11 @@ typedef struct dkv_device_inputs {
 
 typedef struct dkv_oracle_settings {
     int64_t rows, keys; /* of the largest tile: stacked rows, keys; 0: chosen for speed */
-    /* Called now and then with the share done of the stage, 0..1; returns non-zero to stop. May be NULL. */
+    /* Called now and then with the share done of the stage, 0..1; returns non-zero to stop. May be NULL; else one KV
+     * head comes after another. */
     int (*progress)(void *context, double share);
     void *context;
+    int32_t lanes; /* KV heads side by side, at most; 0: chosen for speed. The same bits for any number */
 } dkv_oracle_settings;
 
 typedef struct dkv_oracle_ops {

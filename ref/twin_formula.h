@@ -286,11 +286,11 @@ DKV_INLINE double dkv_formulaScoreVar(const dkv_twin_units *t, float fit_var, fl
     return t->z.step2 * q_norm * t->scale * t->scale * fit_var * sq * k_norm +
            rounds * raw * raw * q_norm * k_norm * t->scale * t->scale;
 }
-/* Expected loss of the score's chain, to be added to the score. */
+/* Expected loss of the score's chain, to be added to the score. k_root: |k|. */
 DKV_INLINE double dkv_formulaScoreLoss(const dkv_twin_units *t, float fit_gain, float dot, double q_norm,
-                                       double k_norm, double cap) {
+                                       double k_root, double cap) {
     double keep = t->softcap > 0 ? 1 - cap * cap : 1;
-    return keep * (t->scale * sqrt(q_norm)) * fit_gain * dot * sqrt(k_norm);
+    return keep * (t->scale * sqrt(q_norm)) * fit_gain * dot * k_root;
 }
 /* Softcap and ALiBi after the product: one rounding each, and tanh's own error. s: the score; sees: it is not
  * masked. */

@@ -149,26 +149,52 @@ static void *touchAnswer(void *base) {
     return NULL;
 }
 
+/* Parts [from, end) of the answer. */
+typedef struct reading {
+    const dkv_oracle_ops *oracle;
+    dkv_device_oracle *o;
+    dkv_arena_head *h;
+    uint8_t *base;
+    int from, end, rc;
+} reading;
+
+static void *readParts(void *arg) {
+    reading *r = arg;
+    dkv_arena_head *h = r->h;
+    for (int part = r->from; part < r->end && !r->rc; part++)
+        for (int id = 0; id < DKV_N_OUTPUTS && !r->rc; id++) {
+            if (!h->part_at[part][id]) continue;
+            r->rc = r->oracle->read(r->o, (dkv_oracle_part)part, (dkv_tensor_id)id,
+                                    (double *)(r->base + h->part_at[part][id]));
+            h->written[part][id] = !r->rc;
+        }
+    return NULL;
+}
+
+static int runTwin(const dkv_oracle_ops *o, dkv_arena_head *h, job *j) {
+    int rc = 0;
+    if (h->absent >> DKV_O & 1) rc = o->store(j->oracle, DKV_O, (void *)j->kernel_o);
+    if (!rc && h->absent >> DKV_LSE & 1) rc = o->store(j->oracle, DKV_LSE, (void *)j->kernel_lse);
+    if (!rc) rc = o->twin(j->oracle, j->kernel_o, j->kernel_lse);
+    if (!rc) rc = o->alikeRows(j->oracle, &h->alike);
+    for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++) h->has_twin[id] = o->hasTwin(j->oracle, (dkv_tensor_id)id) != 0;
+    return rc;
+}
+
+/* Truth and bound are copied while the device is at the twin. */
 static int compute(const dkv_remote_server *s, dkv_arena_head *h, uint8_t *base, job *j) {
     const dkv_oracle_ops *o = s->oracle;
     int rc = o->open(&j->p, &j->l, &j->in, &h->arithmetic, NULL, &j->oracle);
     if (!rc) rc = h->question == DKV_ASK_TRUTH ? o->truth(j->oracle) : o->bound(j->oracle);
-    if (!rc && h->question == DKV_ASK_TWIN) {
-        if (h->absent >> DKV_O & 1) rc = o->store(j->oracle, DKV_O, (void *)j->kernel_o);
-        if (!rc && h->absent >> DKV_LSE & 1) rc = o->store(j->oracle, DKV_LSE, (void *)j->kernel_lse);
-        if (!rc) rc = o->twin(j->oracle, j->kernel_o, j->kernel_lse);
-    }
-    for (int part = 0; part < DKV_N_PARTS && !rc; part++)
-        for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++) {
-            if (!h->part_at[part][id]) continue;
-            rc = o->read(j->oracle, (dkv_oracle_part)part, (dkv_tensor_id)id,
-                         (double *)(base + h->part_at[part][id]));
-            h->written[part][id] = !rc;
-        }
-    for (int id = 0; id < DKV_N_OUTPUTS && !rc; id++)
-        h->has_twin[id] = h->question == DKV_ASK_TWIN && o->hasTwin(j->oracle, (dkv_tensor_id)id);
-    if (!rc && h->question == DKV_ASK_TWIN) rc = o->alikeRows(j->oracle, &h->alike);
-    return rc;
+    if (rc) return rc;
+    pthread_t reader;
+    reading first = {o, j->oracle, h, base, DKV_PART_TRUTH, DKV_PART_TWIN, 0}, rest = {o, j->oracle, h, base, DKV_PART_TWIN, DKV_N_PARTS, 0};
+    const bool twin = h->question == DKV_ASK_TWIN, beside = twin && pthread_create(&reader, NULL, readParts, &first) == 0;
+    if (twin) rc = runTwin(o, h, j);
+    if (beside) pthread_join(reader, NULL);
+    else readParts(&first);
+    if (twin && !rc && !first.rc) readParts(&rest);
+    return rc ? rc : first.rc ? first.rc : rest.rc;
 }
 
 static void endJob(const dkv_remote_server *s, job *j) {
