@@ -121,6 +121,19 @@ typedef struct row_parts { /* of one tile, [subs, m, d]; NULL: none */
     bool anyhow;             /* terms in an order that is not declared */
 } row_parts;
 
+typedef struct row_element {
+    double acc, chain, loss, a1, a2;
+} row_element;
+
+static __device__ __forceinline__ void fadeElement(const dkv_noise &z, row_element &x, double by, double rel, double old) {
+    const double by2 = by * by;
+    x.acc *= by;
+    x.loss *= by;
+    x.a1 = x.a1 * by2 + rel * old * x.acc;
+    x.a2 = x.a2 * by2 + rel * x.acc * x.acc;
+    x.chain = x.chain * by2 + z.unit2 * x.acc * x.acc + dkv_twinLeast(&z, x.acc);
+}
+
 /* A block's rows of a packed [hq, tq] array, as doubles. */
 template <typename T>
 __global__ void load_lse_kernel(int64_t q_row, int64_t tq, int m, int g, int head0, const T *x, double *out) {
