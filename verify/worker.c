@@ -33,7 +33,20 @@ void dkv_initWorker(dkv_worker *w, const dkv_kernel_spec *spec, double timeout) 
 
 /* ---- output of the kernel ---- */
 
+static const char fatal[] = "Fatal Python error: ";
+
+/* Python's report on a signal ends in the names of all modules, which would push out the frames before them. */
+static void dropModules(dkv_worker *w) {
+    char *report = strstr(w->tail, fatal), *modules = report ? strstr(report, "\nExtension modules: ") : NULL;
+    if (!modules) return;
+    w->tail_n = (size_t)(modules + 1 - w->tail);
+    w->tail[w->tail_n] = 0;
+    w->tail_closed = true;
+}
+
 static void keepTail(dkv_worker *w, const char *text, size_t n) {
+    if (w->tail_closed && w->tail_n) return;
+    w->tail_closed = false;
     if (n >= DKV_WORKER_TAIL) {
         text += n - DKV_WORKER_TAIL;
         n = DKV_WORKER_TAIL;
@@ -47,6 +60,7 @@ static void keepTail(dkv_worker *w, const char *text, size_t n) {
     memcpy(w->tail + w->tail_n, text, n);
     w->tail_n += n;
     w->tail[w->tail_n] = 0;
+    dropModules(w);
 }
 
 /* Takes what is in the pipe now; a kernel that prints without end must not hold us. */
@@ -74,6 +88,49 @@ void dkv_lastOutput(const dkv_worker *w, char *out, size_t n) {
     memcpy(out, w->tail + begin, len);
     out[len] = 0;
     tidy(out, n);
+}
+
+static const char *baseName(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* A frame of Python's report, `  File "PATH", line N in NAME`, as " (FILE, line N, in NAME)"; false where it is not of `file`
+ * (NULL: of any but the package's that call it). */
+static bool sayFrame(const char *frame, const char *file, char *out, size_t n) {
+    static const char start[] = "  File \"", *const ours[] = {"host.py", "worker.py", "runpy.py"};
+    char words[240];
+    if (strncmp(frame, start, strlen(start))) return false;
+    snprintf(words, sizeof words, "%.*s", (int)strcspn(frame + strlen(start), "\n"), frame + strlen(start));
+    char *quote = strchr(words, '"'), *name = quote ? strstr(quote, " in ") : NULL;
+    if (!name || words[0] == '<') return false;
+    *quote = 0;
+    const char *base = baseName(words);
+    if (file && strcmp(base, file)) return false;
+    for (size_t i = 0; !file && i < sizeof ours / sizeof *ours; i++)
+        if (!strcmp(base, ours[i])) return false;
+    snprintf(out, n, " (%.80s%.*s, %.80s)", base, (int)(name - quote - 1), quote + 1, name + 1);
+    return true;
+}
+
+/* What a dead process said last, in words for a message; of Python's own report on a signal the innermost place in the
+ * kernel's file (else outside of the package), and the line printed before it. */
+static void sayLast(dkv_worker *w, char *out, size_t n) {
+    static const char thread[] = " (most recent call first):\n";
+    const char *const files[] = {baseName(w->spec.path), NULL};
+    char last[200], place[200] = "";
+    const char *report = strstr(w->tail, fatal), *frames = report ? strstr(report, thread) : NULL;
+    for (int i = 0; i < 2 && frames && !place[0]; i++)
+        for (const char *at = frames + strlen(thread); *at == ' ' && !sayFrame(at, files[i], place, sizeof place);) {
+            at = strchr(at, '\n');
+            if (!at++) break;
+        }
+    const size_t all = w->tail_n;
+    if (report) w->tail_n = (size_t)(report - w->tail);
+    dkv_lastOutput(w, last, sizeof last);
+    w->tail_n = all;
+    tidy(place, sizeof place);
+    snprintf(out, n, "%s%s%s", place, last[0] ? "; it last printed: " : "", last);
 }
 
 /* ---- life ---- */
@@ -121,9 +178,8 @@ static void bury(dkv_worker *w, const char *during) {
     while ((got = waitpid(w->pid, &status, WNOHANG)) == 0 && dkv_now() < give_up)
         nanosleep(&(struct timespec){0, 2000000}, NULL);
     drainOutput(w);
-    char last[200], said[240] = "";
-    dkv_lastOutput(w, last, sizeof last);
-    if (last[0]) snprintf(said, sizeof said, "; it last printed: %s", last);
+    char said[440];
+    sayLast(w, said, sizeof said);
     if (got == w->pid && WIFSIGNALED(status))
         snprintf(w->why, sizeof w->why, "signal %d (%s) %s%s", WTERMSIG(status), strsignal(WTERMSIG(status)),
                  during, said);

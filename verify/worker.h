@@ -67,6 +67,7 @@ typedef struct dkv_worker {
     int32_t memory, replicated;     /* of the kernel; known once it is started */
     dkv_gpu_info gpu;               /* likewise */
     char tail[DKV_WORKER_TAIL + 1]; /* of what the kernel printed */
+    bool tail_closed;               /* what follows in this case is of no use */
     size_t tail_n;
     char why[512]; /* of the last outcome that is not OK */
 } dkv_worker;

@@ -62,6 +62,16 @@ def mutates(q, k, v, problem, scale):
     return o
 
 
+def mutates_do(q, k, v, problem, scale):
+    return honest(q, k, v, problem, scale)
+
+
+def _doubles_do(q, k, v, o, lse, do, problem, scale):
+    grads = _backward(q, k, v, o, lse, do, problem, scale)
+    do *= 2
+    return grads
+
+
 def overruns(q, k, v, problem, scale, out):
     out[0][...], out[1][...] = honest(q, k, v, problem, scale)
     ctypes.memset(out[0].__array_interface__["data"][0] + out[0].nbytes, 0, 64)
@@ -192,3 +202,4 @@ for _f in (honest, zeros, copy_of_q, previous, by_pointer, nothing, last_row_lef
            killed, segfault, garbles, deaf, cuts, starves, raises, gags, exits_when_asked, exits_when_counted, lists, hangs,
            wrong_shape, wrong_type, returns_none, unsteady, fallback):
     _f.backward = _backward
+mutates_do.backward = _doubles_do

@@ -257,7 +257,11 @@ class Function:
         if p.dlse and self.backward is not None and not _taker(self.backward)("dlse"):
             return f"the backward of {self.name} takes no dlse: a gradient through LSE"
         said = self.refuses(p) if self.refuses else None
-        return None if said is None else str(said) or "it says so"
+        if said is not None:
+            return str(said) or "it says so"
+        if p.grad and not self.torch and not self.has_backward:
+            return f"it has no backward: there is no {self.name}_backward, nor {self.name}.backward (grad=off checks its forward)"
+        return None
 
     def _setting(self, p: View) -> Setting:
         arrays = TorchArrays(p.dtype, self.device) if self.torch else NumpyArrays(p.dtype)
@@ -426,6 +430,7 @@ class Launch:
             for call in self.calls():
                 leaves, sink = self.make_leaves(call, p.grad and f.backward is None)
                 o, lse = self.outputs(self.call(call, leaves, sink), call)
+                self.settle(call, leaves, (self.q, self.k, self.v))
                 o = self.xp.checked("O", o, np.shape(o), p.dtype)
                 lse = None if lse is None else self.xp.checked("LSE", lse, np.shape(lse), "fp32")
                 if f.row.merges:
@@ -444,8 +449,9 @@ class Launch:
     def write_forward(self) -> None:
         """A function that writes its outputs itself."""
         for call in self.calls():
-            out = (self.o, self.lse)
-            self.f.function(*self.leaves(call), **self.keywords(call, self.f.function, {"out": out, "sink": self.sink}))
+            out, leaves = (self.o, self.lse), self.leaves(call)
+            self.f.function(*leaves, **self.keywords(call, self.f.function, {"out": out, "sink": self.sink}))
+            self.settle(call, leaves, (self.q, self.k, self.v))
 
     def calls(self) -> list[Call]:
         return list(self.f.row.calls(self.setting, self.p))
@@ -456,6 +462,15 @@ class Launch:
         import torch
 
         return torch.enable_grad() if on else torch.no_grad()
+
+    def settle(self, call: Call, got: Sequence[Any], memory: Sequence[Any]) -> None:
+        """A NumPy function gets copies of 16-bit inputs: what it changed in them is changed in memory, where inputs are
+        compared, as it would be in its caller's arrays."""
+        if self.f.torch or self.p.dtype == "fp32" or call.q is not None:
+            return
+        for to, x in zip(memory, got):
+            if not np.array_equal(self.xp.load(to).view(np.uint32), x.view(np.uint32)):
+                self.xp.store(to, x)
 
     def make_leaves(self, call: Call, differentiable: bool) -> tuple[list[Any], Any]:
         leaves, sink = self.leaves(call), self.sink
@@ -540,7 +555,9 @@ class Launch:
                     more["dlse"] = dlse
                 if f.takes_out and _taker(differentiate)("out"):
                     more["out"] = (self.dq, self.dk, self.dv, self.dsink)
-                grads = differentiate(*self.leaves(call), o, lse, do, **self.keywords(call, differentiate, more))
+                leaves = self.leaves(call)
+                grads = differentiate(*leaves, o, lse, do, **self.keywords(call, differentiate, more))
+                self.settle(call, leaves + [do], (self.q, self.k, self.v, self.do))
                 if "out" in more:
                     return
                 if not isinstance(grads, (tuple, list)):

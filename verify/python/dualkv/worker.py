@@ -10,6 +10,7 @@ import resource
 import select
 import signal
 import sys
+from difflib import get_close_matches
 from typing import Any
 
 from . import host
@@ -41,8 +42,11 @@ def find(path: str, name: str, options: str) -> Function:
     module = load(path)
     function = getattr(module, name, None)
     if function is None:
-        there = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        raise SpecError(f"{path} has no '{name}'" + (f" (it has {', '.join(there[:8])})" if there else ""))
+        there = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
+                 and n != "refuses" and not n.startswith("_") and not n.endswith("_backward")]
+        near = get_close_matches(name, there, 1)
+        has = f": did you mean '{near[0]}'?" if near else f" (it has {', '.join(there[:8] + ['...'] * (len(there) > 8))})"
+        raise SpecError(f"{path} has no '{name}'" + (has if there else ""))
     return Function(function, getattr(module, f"{name}_backward", None), chosen, name, "torch" in sys.modules,
                     getattr(module, "CONVENTION", None))
 

@@ -57,7 +57,8 @@ class Dishonest(unittest.TestCase):
                      "lists": "PASSED", "honest": "PASSED"}, [LINE, LINE + " seed=2"])
 
     def test_a_reason_is_given(self) -> None:
-        got = statuses([LINE], ["deaf", "starves"])
+        got = statuses([LINE], ["deaf", "starves", "segfault"])
+        self.assertRegex(got["segfault"][0]["why"], r"^signal 11 \(.*\) in forward \(dishonest.py, line \d+, in segfault\)$")
         self.assertIn("OSError: [Errno 9] Bad file descriptor (dishonest.py, line", got["deaf"][0]["why"])
         self.assertIn("the limit on open files", got["starves"][0]["why"])
         with tempfile.TemporaryDirectory() as d:
@@ -65,6 +66,10 @@ class Dishonest(unittest.TestCase):
             r = dualkv("check", LINE + " grad=off", "--kernel", f"{d}/forks.py:f")
             self.assertNotIn("PASSED", r.stdout)
             self.assertNotIn("replay:", (r.stdout.splitlines() + r.stderr.splitlines() + [""])[1], r.stdout)
+
+    def test_copies_of_inputs_are_inputs(self) -> None:
+        self.expect({"honest": "PASSED", "mutates": "INPUT_MUTATED", "mutates_do": "INPUT_MUTATED"},
+                    [LINE.replace("fp32", "bf16"), LINE.replace("fp32", "fp16")])
 
     def test_a_hang_ends(self) -> None:
         self.expect({"hangs": "TIMEOUT", "honest": "PASSED"}, [LINE], "--timeout", "8")
@@ -121,6 +126,13 @@ class Messages(unittest.TestCase):
             self.refused(f"{d}/syntax.py:f", "syntax.py, line 2")
             self.refused(f"{d}/leaves.py:f", "exit(3)")
             self.refused(f"{d}/plain.py:h", "has no 'h' (it has f)")
+            Path(d, "many.py").write_text("".join(f"def {n}(q, k, v, problem): pass\n" for n in (
+                "_help", "attend", "attend_backward", "refuses", *"bcdefghij")))
+            self.refused(f"{d}/many.py:atend", "has no 'atend': did you mean 'attend'?")
+            self.refused(f"{d}/many.py:z", "has no 'z' (it has attend, b, c, d, e, f, g, h, ...)")
+            r = dualkv("check", LINE, "--kernel", f"{d}/many.py:b")
+            self.assertIn("UNSUPPORTED", r.stdout)
+            self.assertIn("it has no backward: there is no b_backward, nor b.backward (grad=off", r.stdout)
             self.refused(f"{d}/plain.py:g", "'g' is not a function")
             self.refused(os.path.relpath(f"{d}/syntax.py") + ":f", "(syntax.py, line 2)")
             os.mkfifo(f"{d}/pipe.py")
