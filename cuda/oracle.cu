@@ -467,7 +467,7 @@ int dkv_allocateHead(dkv_device_oracle *o) {
         &o->r.max,   &o->r.sum,   &o->r.by,        &o->r.lse,       &o->r.delta,  &o->r.n,     &o->r.steps,
         &o->r.tiles, &o->r.rises, &o->r.cmax,      &o->r.top,       &o->r.last,   &o->r.kappa, &o->r.w0,
         &o->r.sum_h, &o->r.xtop,  &o->r.tol_lse,   &o->r.base,      &o->r.chain,  &o->r.fmax,  &o->r.sum_var,
-        &o->r.lost,  &o->r.terms, &o->r.score_var, &o->r.delta_var, &o->r.q_norm, &o->r.o_norm};
+        &o->r.lost,  &o->r.terms, &o->r.score_var, &o->r.ones, &o->r.delta_var, &o->r.q_norm, &o->r.o_norm};
     static_assert(sizeof rows / sizeof *rows == DKV_ROW_ARRAYS, "one array each");
     for (int i = 0; i < DKV_ROW_ARRAYS; i++) *rows[i] = o->row_memory + i * m;
     DKV_TRY_CUDA(cudaMallocAsync(&o->r.seen, (size_t)m, o->stream));

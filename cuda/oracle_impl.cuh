@@ -65,9 +65,9 @@ typedef struct dkv_rows {
     double *n, *steps, *tiles, *rises, *cmax, *top, *last, *kappa, *w0, *sum_h, *xtop, *tol_lse, *base,
         *chain, *fmax;
     /* twin */
-    double *sum_var, *lost, *terms, *score_var, *delta_var, *q_norm, *o_norm;
+    double *sum_var, *lost, *terms, *score_var, *ones, *delta_var, *q_norm, *o_norm;
 } dkv_rows;
-#define DKV_ROW_ARRAYS 27
+#define DKV_ROW_ARRAYS 28
 
 struct dkv_device_oracle {
     const dkv_problem *p;

@@ -246,7 +246,7 @@ __global__ void classes_kernel(int64_t n, const unsigned long long *cls, const f
     DKV_GRID_LOOP(i, n) {
         if (cls[i] == 0) continue;
         rows++;
-        alike += (unsigned long long)count[i];
+        alike += cls[i] & DKV_CLASS_LEANS ? (unsigned long long)count[i] : 1;
         capped += cls[i] & DKV_CLASS_CAPPED ? (unsigned long long)count[i] : 1;
     }
     for (int s = 16; s; s >>= 1) {

@@ -56,14 +56,14 @@ __global__ void fill_kernel(int64_t n, double x, double *out) { DKV_GRID_LOOP(e,
 
 __global__ void start_twin_kernel(int m, dkv_rows r, dkv_top_rows top) {
     DKV_GRID_LOOP(i, m) {
-        r.sum[i] = r.sum_var[i] = r.lost[i] = r.terms[i] = r.score_var[i] = 0;
+        r.sum[i] = r.sum_var[i] = r.lost[i] = r.terms[i] = r.score_var[i] = r.ones[i] = 0;
         r.max[i] = top.s[i] = -INFINITY;
         top.vs[i] = 0;
     }
 }
 
 typedef struct row_state {
-    double max, sum, sum_var, lost, terms, score_var;
+    double max, sum, sum_var, lost, terms, score_var, ones;
 } row_state;
 
 /* What was summed is multiplied by exp(old maximum - new), whose error is the same for all of it. */
@@ -207,13 +207,14 @@ static __device__ __forceinline__ void endSum(const dkv_twin_units &u, row_state
     st.sum_var += k.squares / 12;
     st.lost += k.lost;
     st.sum += k.part;
+    st.ones += k.ones;
     if (old > k.part * stuck && k.part > old * stuck) {
         const double h = dkv_spacingAt(u.ulp_sum, st.sum);
         st.sum_var += h * h / 12;
     } else {
         st.lost += old < k.part ? old : k.part;
     }
-    k = dkv_formula_sum{0, 0, 0, 0, 0, 0, 0, 0, 0};
+    k = dkv_formula_sum{};
 }
 
 /* A thread a row, term after term: the row sum, and the chains of O. A block is a warp; its 32 rows come through
@@ -223,14 +224,15 @@ __global__ void __launch_bounds__(32) forward_sums_kernel(dkv_area t, __grid_con
     __shared__ double x[32][33], rel[32][33];
     const int i0 = blockIdx.x * 32, lane = threadIdx.x, i = i0 + lane;
     row_state st = {};
-    if (i < t.m) st = row_state{0, r.sum[i], r.sum_var[i], r.lost[i], r.terms[i], r.score_var[i]};
+    if (i < t.m) st = row_state{0, r.sum[i], r.sum_var[i], r.lost[i], r.terms[i], r.score_var[i], r.ones[i]};
     for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
         const int n = t.n - base < DKV_SUB_KEYS ? t.n - base : DKV_SUB_KEYS;
         const int64_t at = sub * f.max_m + (i < t.m ? i : 0);
         int64_t cut = ((t.offset + base) / f.tile + 1) * f.tile - t.offset - base;
         const double by = f.by[at], fade = by != 1 ? fadeState(u.z, st, by, by > 0 ? f.fade[at] : 0) : 0;
         const double old = st.sum;
-        dkv_formula_sum k = {0, 0, 0, 0, 0, 0, 0, 0, 0};
+        if (by < 1 - 0.5 * u.z.stuck) st.ones = 0;
+        dkv_formula_sum k = {};
         for (int j0 = 0; j0 < n; j0 += 32) {
             __syncwarp();
             for (int row = 0; row < 32; row++) {
@@ -264,6 +266,7 @@ __global__ void __launch_bounds__(32) forward_sums_kernel(dkv_area t, __grid_con
     r.lost[i] = st.lost;
     r.terms[i] = st.terms;
     r.score_var[i] = st.score_var;
+    r.ones[i] = st.ones;
 }
 
 /* Where P is normalised before it is rounded: each row's LSE of the scores as declared; a warp a row. */
@@ -504,23 +507,26 @@ static __device__ __forceinline__ double sumVar(const forward_end &f, const row_
     return (var > 0x1p-40 * st.score_var ? var : 0) + vs * rest * rest;
 }
 
-/* Rows of one query vector that lean on one key have one chain's error: one class. So have rows that lean on one score which
- * the softcap has made. */
+/* Rows of one query vector that lean on one key have one chain's error: one class. So have rows whose weight is
+ * mostly of one score which the softcap has made. */
 static __device__ __forceinline__ void classify(const forward_end &f, const dkv_twin_units &u, const row_state &st, int64_t i,
                                                 double vs, double lse_var, int lane) {
     const double s = f.top.s[i], weight = exp(s - st.max) / st.sum;
-    unsigned long long h = mixed(3 + 8 * (unsigned long long)(f.q_row * f.g + i)), capped = 0;
-    if (st.sum > 0 && s > -INFINITY && dkv_twinLeansOn(weight, f.top.equal[i], vs, lse_var)) {
+    unsigned long long h = mixed(3 + 8 * (unsigned long long)(f.q_row * f.g + i)), flags = 0;
+    if (st.sum > 0 && s > -INFINITY) {
+        const int at_cap = dkv_twinAtCap(&u, f.top.keep2[i], vs);
+        flags = dkv_twinLeans(weight, at_cap ? fmax(f.top.equal[i], st.ones) : f.top.equal[i], vs, lse_var, at_cap);
+    }
+    if (flags) {
         const int64_t q = (f.q_row + i / f.g) * f.hq + f.head0 + i % f.g, k = f.top.key[i] * f.hkv + f.kvh;
-        if (dkv_twinAtCap(&u, f.top.keep2[i], vs)) {
+        if (flags & DKV_CLASS_CAPPED) {
             h = mixed(mixed(5) + __float_as_uint((float)s));
-            capped = DKV_CLASS_CAPPED;
         } else {
             h = mixed(4) + hashOf(f.in_q, f.dtype, q * f.dqk, f.dqk, 1, lane);
             h = mixed(mixed(h) + hashOf(f.in_k, f.dtype, k * f.dqk, f.dqk, 2, lane));
         }
     }
-    if (lane == 0) f.row_class[i] = st.sum > 0 ? dkv_twinClass(h, capped) : 0;
+    if (lane == 0) f.row_class[i] = st.sum > 0 ? dkv_twinClass(h, flags) : 0;
 }
 
 /* The sink is one more logit, whose value is 0, met after the keys. */
@@ -555,7 +561,7 @@ __global__ void finish_forward_twin_kernel(forward_end f, __grid_constant__ cons
     const int64_t i = (blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32;
     const int lane = threadIdx.x % 32;
     if (i >= f.m) return;
-    row_state st = {r.max[i], r.sum[i], r.sum_var[i], r.lost[i], r.terms[i], r.score_var[i]};
+    row_state st = {r.max[i], r.sum[i], r.sum_var[i], r.lost[i], r.terms[i], r.score_var[i], r.ones[i]};
     const int64_t vec = (f.q_row + i / f.g) * f.hq + f.head0 + i % f.g,
                   one = (f.head0 + i % f.g) * f.tq + f.q_row + i / f.g;
     double common;

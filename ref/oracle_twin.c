@@ -266,7 +266,7 @@ static int countClasses(dkv_twin *t, dkv_err *err) {
         if (t->row_class[i] == 0) continue;
         const int64_t times = (int64_t)t->equal_any[0][i];
         sum.rows++;
-        sum.lse += times;
+        sum.lse += t->row_class[i] & DKV_CLASS_LEANS ? times : 1;
         sum.capped += t->row_class[i] & DKV_CLASS_CAPPED ? times : 1;
     }
     free(cls);
@@ -474,6 +474,7 @@ static int openTiles(dkv_twin *t, void **owned, int *count, dkv_err *err) {
                           DOUBLES(max, m),
                           DOUBLES(sum, m),
                           DOUBLES(sum_var, m),
+                          DOUBLES(ones, m),
                           DOUBLES(lost, m),
                           DOUBLES(lse_var, m),
                           {&t->top, m, sizeof(dkv_topKey)},

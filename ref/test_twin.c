@@ -323,7 +323,12 @@ static void test_alike(void **state) {
     trial t;
     runTrial(&t, "shape=0k+2x192,4x29 heads=4:2 dim=1 dtype=fp32 mask=prefix scale=0.05 softcap=50", "", fillSigns);
     assert_int_equal(t.o.alike.rows, 2000);
-    assert_true(dkv_independent(&t.o.alike, t.o.alike.capped) < 20);
+    assert_true(dkv_independent(&t.o.alike, t.o.alike.capped) < 5);
+    assert_true(t.o.alike.lse > 40 * t.o.alike.rows);
+    closeTrial(&t);
+    runTrial(&t, "shape=60+2x40 heads=2:1 dim=8 dtype=fp32 scale=90 softcap=0.5", "", fillRandom); /* half of all keys at the cap */
+    assert_true(dkv_independent(&t.o.alike, t.o.alike.capped) < 5);
+    assert_true(t.o.alike.lse < 2 * t.o.alike.rows); /* of which LSE has more than that error */
     closeTrial(&t);
     runTrial(&t, "shape=100+3x70 heads=4:2 dim=64 dtype=fp32 softcap=50", "", fillRandom);
     assert_int_equal(t.o.alike.capped, t.o.alike.rows); /* different scores */

@@ -304,14 +304,16 @@ DKV_INLINE double dkv_formulaScoreModified(const dkv_twin_units *t, double vs, d
     return slope != 0 ? vs + u2 * (bias * bias + x * x) : vs;
 }
 
-/* A row's class: a hash of what its error comes from, never 0. */
+/* A row's class: a hash of what its errors come from, and which of them, never 0. LEANS: most of LSE's noise is the error vs
+ * of one score; CAPPED: most of the row's weight is of one score that the softcap has made. */
 #define DKV_CLASS_CAPPED 2u
-DKV_INLINE uint64_t dkv_twinClass(uint64_t hash, uint64_t capped) { return (hash & ~(uint64_t)3) | capped | 1; }
+#define DKV_CLASS_LEANS 4u
+DKV_INLINE uint64_t dkv_twinClass(uint64_t hash, uint64_t flags) { return (hash & ~(uint64_t)7) | flags | 1; }
 
-/* Whether most of a row's noise is the error vs of its largest score: of weight P it has, `equal` keys have the same. */
-DKV_INLINE int dkv_twinLeansOn(double weight, double equal, double vs, double lse_var) {
-    const double reach = weight * equal < 1 ? weight * equal : 1;
-    return reach * reach * vs > lse_var / 2;
+/* weight: P of the row's largest score; `same` keys have that score. */
+DKV_INLINE uint64_t dkv_twinLeans(double weight, double same, double vs, double lse_var, int capped) {
+    const double reach = weight * same < 1 ? weight * same : 1;
+    return (reach * reach * vs > lse_var / 2 ? DKV_CLASS_LEANS : 0) | (capped && reach > 0.5 ? DKV_CLASS_CAPPED : 0);
 }
 
 /* Whether most of vs is what tanh and its product with the softcap round: then scores that are the same number have the
@@ -392,6 +394,7 @@ DKV_INLINE dkv_twin_walk dkv_twinWalk(const dkv_noise *z, const double *a, const
 typedef struct dkv_formula_sum {
     double part, squares, lost, noise;
     double last, last_u, run, alike, held, together; /* together: of long runs, over tiles added before squared */
+    double ones;
 } dkv_formula_sum;
 DKV_INLINE void dkv_formulaAdd(const dkv_noise *z, dkv_spacing ulp, dkv_formula_sum *s, double x,
                                double rel, double equal) {
@@ -401,6 +404,7 @@ DKV_INLINE void dkv_formulaAdd(const dkv_noise *z, dkv_spacing ulp, dkv_formula_
     u = dkv_spacingAt(ulp, s->part);
     s->lost += (1 - moves) * less;
     s->noise += rel * equal;
+    s->ones += fabs(x - 1) < 0.5 * stuck ? 1 : 0;
     if (moves == 0 || fabs(x - 1) < 0.5 * stuck) return;
     gap2 = (x - s->last) * (x - s->last);
     if (u != s->last_u || gap2 + 2 * rel > u * u / 64) s->run = s->alike = s->held = 0;

@@ -143,6 +143,7 @@ static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fa
     t->sum_var[i] += s.squares / 12;
     t->lost[i] += s.lost;
     t->sum[i] += s.part;
+    t->ones[i] += s.ones;
     if (old > s.part * stuck && s.part > old * stuck) {
         u = dkv_spacingAt(t->u.ulp_sum, t->sum[i]);
         t->sum_var[i] += u * u / 12;
@@ -180,6 +181,7 @@ void dkv_twinForwardRow(dkv_twin *t, int64_t i) {
     if (i == 0) cutTile(t);
     by = setMaxima(t, i, ref);
     if (by != 1) fadeRow(t, i, by, by > 0 ? was - t->max[i] : 0);
+    if (by < 1 - 0.5 * t->u.z.stuck) t->ones[i] = 0;
     dkv_twinNoteTop(t, i);
     double ref_var = t->a->p_normalised ? 0 : t->top[i].vs; /* the maximum's own error is in every exponent */
     for (int64_t e = 0; e < t->n_cuts; e++) {
@@ -353,7 +355,7 @@ static void finishRow(dkv_twin *t, int64_t i) {
 void dkv_twinBeginForward(dkv_twin *t) {
     int64_t m = t->b.m;
     size_t row = sizeof(double) * (size_t)m, all = row * (size_t)t->p->dv;
-    double *rows[] = {t->sum, t->sum_var, t->lost, t->o.terms, t->score_var};
+    double *rows[] = {t->sum, t->sum_var, t->lost, t->o.terms, t->score_var, t->ones};
     double *wide[] = {t->o.acc, t->o.chain, t->o.loss, t->o.a1, t->o.a2};
     if (t->a->p_normalised) fillLse(t);
     for (size_t e = 0; e < sizeof rows / sizeof *rows; e++) memset(rows[e], 0, row);

@@ -68,6 +68,7 @@ typedef struct dkv_twin {
     dkv_rowSum o, dq;
     float *prod;                                                    /* [m or n, d] of one product */
     double *max, *sum, *sum_var, *lost, *score_var, *lse, *lse_var; /* [m], of forward */
+    double *ones; /* [m]: keys of the largest score */
     dkv_topKey *top;                                                /* [m], of forward */
     uint64_t *row_class;                    /* [tq, g]: rows that err alike have the same */
     double *lse_kernel, *delta, *delta_var, *delta_own; /* [m], of backward; own: what subtracting dLSE leaves */

@@ -79,21 +79,25 @@ double dkv_twinCommonVar(const dkv_twin *t, int64_t i, double keys) {
     return keys > p ? t->top[i].common * (keys * keys - p * p) : 0;
 }
 
-/* Rows of one query vector that lean on one key have one chain's error: one class. So have rows that lean on one score which
- * the softcap has made, whatever their vectors. */
+/* Rows of one query vector that lean on one key have one chain's error: one class. So have rows whose weight is
+ * mostly of one score which the softcap has made, whatever their vectors. */
 void dkv_twinClassify(dkv_twin *t, int64_t i) {
     const dkv_problem *p = t->p;
     const dkv_topKey *k = &t->top[i];
     double weight = exp(k->s - t->max[i]) / t->sum[i];
     int64_t at = t->b.q_row * t->h.g + i;
     size_t size = dkv_dtypeSize(p->dtype) * (size_t)p->dqk;
-    uint64_t h = dkv_hashBytes(3, &at, sizeof at), capped = 0;
-    if (t->sum[i] > 0 && k->s > -INFINITY && dkv_twinLeansOn(weight, k->equal, k->vs, t->lse_var[i])) {
+    uint64_t h = dkv_hashBytes(3, &at, sizeof at), flags = 0;
+    if (t->sum[i] > 0 && k->s > -INFINITY) {
+        const int at_cap = dkv_twinAtCap(&t->u, k->keep2, k->vs);
+        flags = dkv_twinLeans(weight, at_cap ? fmax(k->equal, t->ones[i]) : k->equal, k->vs, t->lse_var[i], at_cap);
+    }
+    if (flags) {
         const char *key = (const char *)t->in->k + size * (size_t)(k->key * p->hkv + t->h.kvh);
         const float score = (float)k->s;
-        capped = dkv_twinAtCap(&t->u, k->keep2, k->vs) ? DKV_CLASS_CAPPED : 0;
-        h = capped ? dkv_hashBytes(5, &score, sizeof score)
-                   : dkv_hashBytes(dkv_hashBytes(4, t->b.q + i * p->dqk, sizeof(double) * (size_t)p->dqk), key, size);
+        h = flags & DKV_CLASS_CAPPED
+                ? dkv_hashBytes(5, &score, sizeof score)
+                : dkv_hashBytes(dkv_hashBytes(4, t->b.q + i * p->dqk, sizeof(double) * (size_t)p->dqk), key, size);
     }
-    t->row_class[at] = t->sum[i] > 0 ? dkv_twinClass(h, capped) : 0; /* those that see no key are exact */
+    t->row_class[at] = t->sum[i] > 0 ? dkv_twinClass(h, flags) : 0; /* those that see no key are exact */
 }

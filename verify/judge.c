@@ -93,7 +93,8 @@ static void boundSpan(int64_t first, int64_t end, int span, void *arg) {
                 dkv_part *part = &j->region[w->region[row]];
                 part->total++;
                 part->bad += !(r <= 1);
-                part->nonfinite += !isfinite(got) && isfinite(truth) && bound != DKV_UNCLAIMED;
+                /* an overflow that rounding explains is none */
+                part->nonfinite += !isfinite(got) && isfinite(truth) && bound != DKV_UNCLAIMED && !(r <= 1 && isfinite(bound));
                 if (r > part->max_ratio) part->max_ratio = r;
                 if (worst_row >= 0 && !(r > j->all.max_ratio)) continue;
                 j->all.max_ratio = r;

@@ -110,7 +110,9 @@ static void test_finite(void **state) {
     t.o.truth.dq[at] = 0x1.fffffep127; /* the largest: one unit more overflows */
     assert_true(judge(&t, DKV_DQ).failed);
     t.o.truth.dq[at] = 0x1.ffffffp127;
-    assert_false(judge(&t, DKV_DQ).failed);
+    j = judge(&t, DKV_DQ);
+    assert_false(j.failed);
+    assert_int_equal(j.all.nonfinite, 0); /* right, then */
     t.got.dq[at] = -INFINITY;
     assert_true(judge(&t, DKV_DQ).failed);
     t.got.dq[at] = was;
@@ -272,6 +274,7 @@ static void test_coherent(void **state) {
         {"shape=37+108x4 heads=2:1 dim=16 dtype=fp32 mask=window:62 fill=duplicated seed=470 dlse=on", ""},
         {"shape=0k+2x192,4x29 heads=4:2 dim=1 dtype=fp32 mask=prefix scale=0.05 softcap=50 fill=needle seed=304", ""},
         {"shape=191+19,192 heads=4:1 dim=1 dtype=fp32 scale=0.05 softcap=50 sinklogit=4 fill=needle seed=39 dlse=on", ""},
+        {"shape=256 heads=8:1 dim=1 dtype=fp32 mask=full softcap=0.5 sinklogit=-2 fill=descending seed=782", ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         trial t;
