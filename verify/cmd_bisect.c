@@ -270,8 +270,7 @@ int dkv_cmdBisect(const dkv_cli *cli) {
                 r.cache.path ? "the same command goes on from here" : "results were not kept (--cache FILE)");
         code = 128 + dkv_stopRequested;
     }
-    fflush(NULL);
-    if (dkv_stopRequested) _exit(code); /* threads in an oracle may still run: leave without unwinding */
+    if (dkv_threadsLeft()) return code;
     dkv_freeBisection(&r.hunt);
     dkv_closeCache(&r.cache);
     dkv_closeRepo(&r.repo);

@@ -306,12 +306,12 @@ static void sayEstimate(double flops, dkv_oracle_mode mode) {
 
 static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool replay) {
     dkv_err err = {0};
-    dkv_kernel_spec kernels[DKV_KERNELS_MAX];
-    bool replicated[DKV_KERNELS_MAX];
+    static dkv_kernel_spec kernels[DKV_KERNELS_MAX]; /* static: outlive an interrupted run's threads */
+    static bool replicated[DKV_KERNELS_MAX];
     dkv_item *items = NULL;
     long n = 0;
     int n_kernels = 0, code = 0;
-    static show s; /* static: outlives an interrupted run's threads */
+    static show s; /* so does this */
     s = (show){.cli = cli, .file = {.path = cli->json}, .out = stdout};
     if (cli->json && strcmp(cli->json, "-") == 0) s.out = stderr;
     s.colour = s.out == stdout && dkv_wantsColour();
@@ -361,19 +361,16 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
     if (!cli->quiet) sayEstimate(dkv_countWork(&session), mode);
     dkv_catchSignals();
     dkv_runSession(&session);
-    if (!session.stopped) dkv_closeRemote(&remote);
+    if (!dkv_threadsLeft()) dkv_closeRemote(&remote);
     saySummary(&s, &session);
     code = exitOf(&s, &session);
     dkv_freeWaivers(&s.waivers);
     if (dkv_closeRecords(&s.file, &err) && !s.trouble.code) s.trouble = err;
     if (s.trouble.code) code = dkv_complain(&s.trouble);
-    if (session.stopped) { /* threads in an oracle may still run: leave without unwinding */
-        fflush(NULL);
-        _exit(s.trouble.code ? code : 128 + dkv_stopRequested);
-    }
+    else if (session.stopped) code = 128 + dkv_stopRequested;
     if (cli->bisect) code = dkv_bisectExit(code, session.counts);
     dkv_freeReport(&s.report);
-    free(items);
+    if (!dkv_threadsLeft()) free(items);
     return code;
 }
 
@@ -385,7 +382,7 @@ int dkv_cmdCheck(const dkv_cli *cli) {
     if (!rc && cli->forward) rc = dkv_forwardSelection(&sel, &err);
     if (!rc && cli->reseed) rc = dkv_reseedSelection(&sel, (uint64_t)cli->reseed, &err);
     int code = rc ? dkv_complain(&err) : runSelection(cli, &sel, false);
-    dkv_freeSelection(&sel);
+    if (!dkv_threadsLeft()) dkv_freeSelection(&sel);
     return code;
 }
 
@@ -399,10 +396,11 @@ int dkv_cmdReplay(const dkv_cli *cli) {
     else
         rc = file ? dkv_selectFile(cli->words[0], &sel, &err)
                   : dkv_selectWords(cli->words, cli->n_words, &sel, &err);
-    dkv_cli loud = *cli;
+    static dkv_cli loud; /* static: outlives an interrupted run's threads */
+    loud = *cli;
     loud.verbose = !cli->quiet;
     int code = rc ? dkv_complain(&err) : runSelection(&loud, &sel, true);
     if (cli->bisect) code = dkv_bisectExit(code, NULL); /* what ended before any case ran */
-    dkv_freeSelection(&sel);
+    if (!dkv_threadsLeft()) dkv_freeSelection(&sel);
     return code;
 }

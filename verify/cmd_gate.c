@@ -243,7 +243,7 @@ static int runSuite(run *r, const dkv_selection *sel, dkv_fits *fits, dkv_sessio
     dropOld(r);
     dkv_catchSignals();
     dkv_runSession(session);
-    if (session->stopped) return 0; /* threads may still read the items */
+    if (dkv_threadsLeft()) return 0; /* they may still read the items */
     dkv_closeRemote(&remote);
     free(items);
     return 0;
@@ -475,10 +475,7 @@ int dkv_cmdGate(const dkv_cli *cli) {
     if (r.trouble.code) code = code == DKV_EXIT_DEFECT ? (dkv_complain(&r.trouble), code) : dkv_complain(&r.trouble);
     if (r.interrupted)
         fprintf(stderr, "dualkv: interrupted after %ld of %ld cases; records: %s\n", session.finished, session.n_items, r.records);
-    if (session.stopped) { /* threads in an oracle may still run: leave without unwinding */
-        fflush(NULL);
-        _exit(code);
-    }
+    if (dkv_threadsLeft()) return code;
     dkv_freeSelection(&sel);
     dkv_freeSelection(&r.perf_lines);
     freeRun(&r);

@@ -10,6 +10,7 @@
 #include "cli.h"
 #include "guard.h"
 #include "record.h"
+#include "session.h"
 #include "status.h"
 #include "version.h"
 #include "worker.h"
@@ -150,19 +151,18 @@ static void holdDescriptors(void) {
 }
 
 /* Leaves without destructors: OpenBLAS's waits for its threads, for ever where memory is so short that they never
- * came up. (Sanitizers report from theirs.) */
+ * came up. (Sanitizers report from theirs.) So does it where threads of an interrupted run still compute. */
 static void leave(int code) {
-#ifndef __SANITIZE_ADDRESS__
+#ifdef __SANITIZE_ADDRESS__
+    if (!dkv_threadsLeft()) exit(code);
+#endif
     fflush(NULL);
     _exit(code);
-#else
-    exit(code);
-#endif
 }
 
 static int runCommand(int argc, char **argv) {
     dkv_err err = {0};
-    dkv_cli cli = {0};
+    static dkv_cli cli; /* static: outlives an interrupted run's threads */
     const char *name = argc > 1 ? argv[1] : "help";
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) name = "help";
     if (strcmp(name, "--version") == 0) name = "version";
@@ -179,7 +179,7 @@ static int runCommand(int argc, char **argv) {
     code = code ? dkv_complain(&err) : c->run(&cli);
     for (int i = 2; i < argc && c->bit == DKV_CMD_REPLAY && code == DKV_EXIT_USER; i++)
         if (strcmp(argv[i], "--bisect") == 0) code = dkv_bisectExit(code, NULL);
-    dkv_freeCli(&cli);
+    if (!dkv_threadsLeft()) dkv_freeCli(&cli);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "dualkv: cannot write to stdout\n");
         return code ? code : DKV_EXIT_NOTHING;

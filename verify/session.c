@@ -213,6 +213,10 @@ static bool awaitThreads(pool *p) {
     return p->running == 0;
 }
 
+static bool threads_left;
+
+bool dkv_threadsLeft(void) { return threads_left; }
+
 void dkv_runSession(dkv_session *s) {
     int cores = dkv_hostCores(), jobs = s->jobs > 0 ? s->jobs : cores, started = 0;
     for (int k = 0; k < s->n_kernels; k++)
@@ -236,6 +240,7 @@ void dkv_runSession(dkv_session *s) {
     s->stopped = dkv_stopRequested != 0;
     reportRest(&p);
     pthread_mutex_unlock(&p.lock);
+    threads_left = !all;
     if (all) {
         for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
         free(p.done);

@@ -47,6 +47,9 @@ double dkv_countWork(const dkv_session *s);
 /* Level of one test: the budget over all the tests that this run may make. */
 double dkv_testLevel(const dkv_session *s);
 void dkv_runSession(dkv_session *s);
+/* After a signal: does a thread of it still run? (An oracle cannot be interrupted; it is waited for two seconds.) Then nothing
+ * that the session points at may be freed or leave its frame, and main leaves without waiting for anything. */
+bool dkv_threadsLeft(void);
 /* Installs handlers: the first SIGINT or SIGTERM ends the run cleanly. */
 void dkv_catchSignals(void);
 

@@ -279,6 +279,24 @@ static void keepsRecordsOn(int signal_number) {
     unlink(json);
 }
 
+/* An oracle that would compute for a minute holds nothing up: the other case's record is kept, the exit is 130 (also for git
+ * bisect, which stops then), the worker is gone. (Where the machine is so slow that the oracle has not begun, the same.) */
+static void an_oracle_holds_up_no_interrupt(void **state) {
+    (void)state;
+    static const char *const ways[] = {"check", "replay --bisect", "gate --no-fuzz --out $D/held"};
+    for (int i = 0; i < 3; i++) {
+        char command[800];
+        snprintf(command, sizeof command,
+                 "rm -f $D/h.jsonl; $B/dualkv %s 'shape=16000' shape=3 --jobs 2 --kernel broken+how=nothing --json $D/h.jsonl & p=$!; "
+                 "for i in $(seq 300); do [ -s $D/h.jsonl ] && break; sleep 0.1; done; sleep 1; w=$(cat /proc/$p/task/*/children); "
+                 "kill -INT $p; timeout 40 tail --pid=$p -f /dev/null || { kill -9 $p; exit 99; }; wait $p; c=$?; "
+                 "for i in $w; do [ -e /proc/$i ] && grep -q worker /proc/$i/cmdline && exit 98; done; "
+                 "[ $(wc -l <$D/h.jsonl) = 1 ] || exit 97; exit $c",
+                 ways[i]);
+        mustSay(130, command, "interrupted");
+    }
+}
+
 /* By Ctrl-C, and by a terminal that goes away. */
 static void an_interrupt_keeps_the_records(void **state) {
     (void)state;
@@ -340,6 +358,7 @@ int main(void) {
         cmocka_unit_test(closed_descriptors_stay_out_of_records), cmocka_unit_test(short_memory_ends),       cmocka_unit_test(statuses_give_exits),
         cmocka_unit_test(shrink_takes_an_arithmetic), cmocka_unit_test(repeats_are_in_the_replay_line),
         cmocka_unit_test(a_replay_line_reproduces_its_verdict),
+        cmocka_unit_test(an_oracle_holds_up_no_interrupt),
         cmocka_unit_test(an_empty_selection_is_no_pass),  cmocka_unit_test(records_replay_and_report),
         cmocka_unit_test(records_are_out_of_reach),
         cmocka_unit_test(an_interrupt_keeps_the_records), cmocka_unit_test(everything_can_be_listed),
