@@ -176,11 +176,11 @@ static void annotations_are_one_line_each(void **state) {
     assert_int_equal(strncmp(output, "::error file=/tmp/", 18), 0);
     mustSay(2, GATE "--kernel emo --annotations", "unknown kernel 'emo'");
 #ifndef __SANITIZE_ADDRESS__ /* a Python that is not built with it cannot load the library */
-    putFile("k,1:%.py", "CONVENTION = 'packed'\ndef f(q, k, v, problem):\n    raise ValueError('two\\nlines 100%')\n");
+    putFile("k,1:%.py", "CONVENTION = 'packed'\ndef f(q, k, v, problem):\n    raise ValueError('two, 100%\\nlines')\n");
     if (runShell("/usr/bin/python3 -c 'import numpy'")) return;
     runShell("DUALKV_PYTHON=/usr/bin/python3 " GATE "--forward --kernel \"$D/k,1:%.py:f\" --out $D/n --annotations");
     assert_null(strstr(output, "::error file=/tmp/k,")); /* such a path is no spec at all, or is escaped */
-    putFile("k.py", "CONVENTION = 'packed'\ndef f(q, k, v, problem):\n    raise ValueError('two\\nlines 100%')\n");
+    putFile("k.py", "CONVENTION = 'packed'\ndef f(q, k, v, problem):\n    raise ValueError('two, 100%\\nlines')\n");
     mustSay(1, "DUALKV_PYTHON=/usr/bin/python3 " GATE "--forward --kernel $D/k.py:f --out $D/n --annotations", "::error file=");
     const char *at = strstr(output, "::error file=");
     assert_non_null(strstr(at, "/k.py,title=dualkv gate%3A NOT_RUN::" LINE " grad=off: "));
