@@ -287,7 +287,7 @@ static void an_oracle_holds_up_no_interrupt(void **state) {
     for (int i = 0; i < 3; i++) {
         char command[800];
         snprintf(command, sizeof command,
-                 "rm -f $D/h.jsonl; $B/dualkv %s 'shape=16000' shape=3 --jobs 2 --kernel broken+how=nothing --json $D/h.jsonl & p=$!; "
+                 "rm -f $D/h.jsonl; $B/dualkv %s shape=3 shape=40000 --jobs 2 --kernel broken+how=nothing --json $D/h.jsonl & p=$!; "
                  "for i in $(seq 300); do [ -s $D/h.jsonl ] && break; sleep 0.1; done; sleep 1; w=$(cat /proc/$p/task/*/children); "
                  "kill -INT $p; timeout 40 tail --pid=$p -f /dev/null || { kill -9 $p; exit 99; }; wait $p; c=$?; "
                  "for i in $w; do [ -e /proc/$i ] && grep -q worker /proc/$i/cmdline && exit 98; done; "
