@@ -109,7 +109,8 @@ static int add_file(const char *name, char path[PATH_MAX], dkv_suite *out, int *
     if (code) return code;
     for (int number = 1; !code && fgets(line, sizeof line, f); number++) {
         if (!strchr(line, '\n') && !feof(f)) {
-            code = dkv_fail(err, DKV_EUSER, "%s:%d: the line is too long", path, number);
+            code = dkv_fail(err, DKV_EUSER, strlen(line) + 1 < sizeof line ? "%s:%d: a NUL in the line" : "%s:%d: the line is too long",
+                            path, number);
             break;
         }
         line[strcspn(line, "#\r\n")] = 0;

@@ -43,7 +43,7 @@ static int prepare(const dkv_cli *cli, dkv_selection *suite, dkv_power *p, dkv_e
     int rc = dkv_parseSeed(cli->seed, &p->seed, err);
     if (!rc) rc = dkv_parseProfile(cli->profile, &p->profile, err);
     if (!rc) rc = dkv_checkRecordPath(cli->json, err);
-    if (!rc) rc = dkv_checkRecordPath(cli->markdown, err);
+    if (!rc) rc = dkv_checkOutPath("--markdown", cli->markdown, err);
     if (!rc) rc = dkv_parseKernelSpec("emu-replicated", &p->peer, err);
     if (!rc) rc = dkv_probeKernels(cli->kernels, 1, cli->timeout, NULL, err);
     if (!rc && cli->n_words) rc = dkv_selectWords(cli->words, cli->n_words, suite, err);

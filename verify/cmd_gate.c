@@ -139,11 +139,8 @@ static int lockFolder(const char *path, dkv_err *err) {
 }
 
 static int checkPlace(const char *option, const char *path, dkv_err *err) {
-    dkv_err why = {0};
     if (strcmp(path, "-") == 0) return dkv_fail(err, DKV_EUSER, "%s: stdout holds the words; name a file", option);
-    if (!dkv_checkRecordPath(path, &why)) return 0;
-    const char *text = strchr(why.text, ' ');
-    return dkv_fail(err, DKV_EUSER, "%s:%s", option, text ? text : why.text);
+    return dkv_checkOutPath(option, path, err);
 }
 
 /* No file of the run may be another one, or one that it reads. */

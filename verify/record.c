@@ -307,24 +307,26 @@ done:
 
 /* ---- the file ---- */
 
-int dkv_checkRecordPath(const char *path, dkv_err *err) {
+int dkv_checkOutPath(const char *option, const char *path, dkv_err *err) {
     char folder[PATH_MAX];
     struct stat s;
     if (!path || strcmp(path, "-") == 0) return 0;
     if (!path[0] || strlen(path) >= sizeof folder)
-        return dkv_fail(err, DKV_EUSER, "--json: not a file name: '%.80s'", path);
+        return dkv_fail(err, DKV_EUSER, "%s: not a file name: '%.80s'", option, path);
     if (stat(path, &s) == 0) {
-        if (S_ISDIR(s.st_mode)) return dkv_fail(err, DKV_EUSER, "--json: '%s' is a folder", path);
+        if (S_ISDIR(s.st_mode)) return dkv_fail(err, DKV_EUSER, "%s: '%s' is a folder", option, path);
         if (access(path, W_OK) == 0) return 0;
-        return dkv_fail(err, DKV_EUSER, "--json: cannot write '%s': %s", path, strerror(errno));
+        return dkv_fail(err, DKV_EUSER, "%s: cannot write '%s': %s", option, path, strerror(errno));
     }
-    if (errno != ENOENT) return dkv_fail(err, DKV_EUSER, "--json: cannot write '%.80s': %s", path, strerror(errno));
-    if (path[strlen(path) - 1] == '/') return dkv_fail(err, DKV_EUSER, "--json: no folder '%s'", path);
+    if (errno != ENOENT) return dkv_fail(err, DKV_EUSER, "%s: cannot write '%.80s': %s", option, path, strerror(errno));
+    if (path[strlen(path) - 1] == '/') return dkv_fail(err, DKV_EUSER, "%s: no folder '%s'", option, path);
     strcpy(folder, path);
     const char *dir = dirname(folder);
     if (access(dir, W_OK | X_OK) == 0) return 0;
-    return dkv_fail(err, DKV_EUSER, "--json: cannot write into '%s': %s", dir, strerror(errno));
+    return dkv_fail(err, DKV_EUSER, "%s: cannot write into '%s': %s", option, dir, strerror(errno));
 }
+
+int dkv_checkRecordPath(const char *path, dkv_err *err) { return dkv_checkOutPath("--json", path, err); }
 
 int dkv_writeRecord(dkv_record_file *file, const char *json, dkv_err *err) {
     if (!file->path) return 0;

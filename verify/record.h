@@ -52,8 +52,9 @@ typedef struct dkv_record_file {
     bool append; /* the first record goes behind what is there */
 } dkv_record_file;
 
-/* Whether `path` can be written, before anything runs (nothing is created or changed). */
-int dkv_checkRecordPath(const char *path, dkv_err *err);
+/* Whether the path of an option can be written, before anything runs (nothing is created or changed); NULL and "-" can. */
+int dkv_checkOutPath(const char *option, const char *path, dkv_err *err);
+int dkv_checkRecordPath(const char *path, dkv_err *err); /* of --json */
 /* Appends one line and flushes it; the first call truncates, unless `append`. */
 int dkv_writeRecord(dkv_record_file *file, const char *json, dkv_err *err);
 int dkv_closeRecords(dkv_record_file *file, dkv_err *err);

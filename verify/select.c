@@ -77,7 +77,8 @@ int dkv_selectWords(const char *const *words, int n, dkv_selection *out, dkv_err
         bool shape = strncmp(w, "shape=", 6) == 0;
         if (suite || whole || (shape && p->shaped)) rc = flush(p, out, err);
         if (rc) break;
-        if (files) rc = addFiles(out, w, err);
+        if (!*w) rc = dkv_fail(err, DKV_EUSER, "an empty word: a problem line, a suite or a path is expected");
+        else if (files) rc = addFiles(out, w, err);
         else if (suite) rc = addSuite(out, w, err);
         else if (whole) rc = addLine(out, w, NULL, err);
         else {

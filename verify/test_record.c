@@ -172,6 +172,11 @@ static void files_are_made_with_the_first_record(void **state) {
     assert_int_equal(dkv_checkRecordPath("/tmp", &err), DKV_EUSER);
     assert_int_equal(dkv_checkRecordPath("", &err), DKV_EUSER);
     assert_int_equal(dkv_checkRecordPath(NULL, &err), 0);
+    char name[400];
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    assert_int_equal(dkv_checkOutPath("--markdown", name, &err), DKV_EUSER); /* no file system has such names */
+    assert_int_equal(strncmp(err.text, "--markdown: cannot write 'xxx", 29), 0);
 }
 
 static void records_select_their_cases(void **state) {

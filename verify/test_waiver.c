@@ -56,6 +56,7 @@ static void what_is_not_a_waiver_is_refused(void **state) {
         {"shape=3 | emu | x | 2027-1-01\n", "not a day"},
         {"shape=3 | emu | x | 2027-+1-01\n", "not a day"},
         {"shape=3 | emu | x | tomorrow\n", "not a day"},
+        {"shape=3 | emu | x\033[31m | 2027-01-01\n", "not plain text"},
         {"shape=3 | emu | x | 2027-01-011\n", "not a day"},
         {"shape=3 dim=64 | emu | x | 2027-01-01\n", "canonical"},
         {"shape=3+ | emu | x | 2027-01-01\n", "shape"},

@@ -1,5 +1,6 @@
 #include "waiver.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,6 +59,8 @@ static int addWaiver(char *text, size_t n, long number, void *arg, dkv_err *err)
     dkv_kernel_spec spec;
     (void)n;
     text[strcspn(text, "\r\n")] = 0;
+    for (const char *c = text; *c; c++) /* a reason goes to terminals */
+        if (iscntrl((unsigned char)*c) && *c != '\t') return dkv_fail(err, DKV_EUSER, "not plain text");
     if (text[strspn(text, " \t")] == '#') return 0;
     if (!cutFields(text, field, 4))
         return dkv_fail(err, DKV_EUSER, "not LINE | KERNEL | REASON | YYYY-MM-DD");

@@ -256,6 +256,9 @@ class capture:
                name: str | None = None) -> str | None:
         if any(tensors[n].ndim != 3 for n in ("q", "k", "v")):
             raise ValueError("q, k and v are packed: [tokens, heads, dim]")
+        for n, needs in (("dq", "do"), ("dk", "do"), ("dv", "do"), ("dlse", "do"), ("dsink", "do"), ("dsink", "sink")):
+            if n in tensors and needs not in tensors:
+                raise ValueError(f"{n} without {needs}: nobody can say what it should be")
         p = self._line(words, dtype, tensors)
         shapes = {"q": (p.tq, p.hq, p.dqk), "k": (p.tk, p.hkv, p.dqk), "v": (p.tk, p.hkv, p.dv), "o": (p.tq, p.hq, p.dv),
                   "lse": (p.hq, p.tq), "sink": (p.hq,)}

@@ -101,7 +101,8 @@ def explain(e: BaseException, files: Sequence[str] = ()) -> str:
     lines = "".join(traceback.format_exception_only(type(e), e)).strip().splitlines()
     if isinstance(e, SyntaxError) and e.filename:
         return f"{lines[-1]} ({os.path.basename(e.filename)}, line {e.lineno})"
-    text = lines[0]  # what goes on is in the traceback
+    text = " ".join(lines)
+    text = text if len(text) <= 240 else text[:237] + "..."  # the place is to be told, too; all of it is in the traceback
     frames = traceback.extract_tb(e.__traceback__)
     mine = [f for f in frames if f.filename in files] or [f for f in frames if not f.filename.startswith("<frozen ")]
     return f"{text} ({os.path.basename(mine[-1].filename)}, line {mine[-1].lineno}, in {mine[-1].name})" if mine else text
@@ -177,6 +178,8 @@ class Function:
                  name: str = "", torch_seen: bool = False, convention: str | None = None):
         if not callable(function):
             raise SpecError(f"{name or function!r} is not a function")
+        if backward is not None and not callable(backward):
+            raise SpecError(f"the backward of {name or function!r} is not a function")
         self.function, self.options = function, dict(options or {})
         self.name = name or getattr(function, "__name__", "function")
         files = [getattr(getattr(inspect.unwrap(f), "__code__", None), "co_filename", "") for f in (function, backward)]

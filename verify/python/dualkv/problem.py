@@ -86,10 +86,8 @@ class Problem:
     def __init__(self, line: str):
         if not isinstance(line, str):
             raise TypeError(f"a problem line is a str, not {type(line).__name__}")
-        if "\0" in line:
-            raise _lib.LineError("a problem line holds no NUL", line.index("\0") + 1)
         self._handle = ctypes.c_void_p()
-        _lib.call("dualkv_open", line.encode(errors="replace"), ctypes.byref(self._handle))
+        _lib.call("dualkv_open", _bytes(line), ctypes.byref(self._handle))
         weakref.finalize(self, _lib.lib().dualkv_close, self._handle)
         self.line: str = _lib.lib().dualkv_line(self._handle).decode()
         v = self.view("packed")
@@ -268,10 +266,17 @@ def as_problem(what: Problem | str) -> Problem:
     return what if isinstance(what, Problem) else Problem(what)
 
 
+def _bytes(line: str) -> bytes:
+    """As C takes it, which would read no further than a NUL."""
+    if "\0" in line:
+        raise _lib.LineError("a problem line holds no NUL", line.index("\0") + 1)
+    return line.encode(errors="replace")
+
+
 def canonical(line: str) -> str:
     """The canonical form of a line: keys in order, defaults dropped, runs collapsed."""
     out = ctypes.create_string_buffer(4097)
-    _lib.call("dualkv_canonical", line.encode(errors="replace"), out, len(out))
+    _lib.call("dualkv_canonical", _bytes(line), out, len(out))
     return out.value.decode()
 
 

@@ -59,6 +59,11 @@ def main(argv: list[str]) -> int:
     if watch.poll(0):  # it is dead already, and nothing would end what the file does
         return 1
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:  # where memory ends, it ends for the kernel first
+        with open("/proc/self/oom_score_adj", "w") as f:
+            f.write("1000")
+    except OSError:
+        pass
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(fd, False)
     faulthandler.enable()

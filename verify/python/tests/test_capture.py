@@ -155,7 +155,9 @@ class Captured(InFolder):
                 (dict(t, k=t["k"].astype(np.float16)), "shape=20+2x9", "k is float16"), (t, "shape=20+", "shape"),
                 (dict(t, q=t["q"].astype(np.float64)), "shape=20+2x9", "float64"),
                 (dict(t, v=t["v"] * np.nan), "shape=20+2x9", "v holds NaN"),
-                (dict(t, q=t["q"][0]), "shape=20+2x9", "packed")]
+                (dict(t, q=t["q"][0]), "shape=20+2x9", "packed"),
+                ({n: x for n, x in t.items() if n != "do"}, "shape=20+2x9", "dq without do"),
+                (dict(t, dsink=np.zeros(4, np.float32)), "shape=20+2x9", "dsink without sink")]
         for tensors, words, says in rows:
             with dualkv.capture(self.dir) as cap, self.assertRaises(ValueError) as raised:
                 cap.record(**tensors, problem=words)

@@ -152,12 +152,13 @@ class Mistakes(unittest.TestCase):
         with self.assertRaises(dualkv.LineError) as caught:
             dualkv.check(kernels.attention, "shape=4 dim=300")
         self.assertEqual(caught.exception.position, 13)
-        for what in ("nosuch", "./nosuch.txt", [], "--kernel=emu"):
+        for what in ("nosuch", "./nosuch.txt", [], "--kernel=emu", "", "shape=4\0 dim=8"):
             self.assertRaises(dualkv.LineError, dualkv.check, kernels.attention, what)
         self.assertRaises(dualkv.DualKVError, dualkv.check, "emu", "shape=4+2 mask=bidir")
         self.assertRaises(dualkv.LineError, dualkv.check, "enu", LINE)
         self.assertRaises(TypeError, dualkv.check, 7, LINE)
         self.assertRaises(TypeError, dualkv.check, kernels.attention, 7)
+        self.assertRaisesRegex(dualkv.DualKVError, "not a function", dualkv.check, kernels.attention, LINE, backward=3)
         for options in ({"convention": "spda"}, {"options": {"colour": "red"}}, {"options": {"convention": "a b"}},
                         {"timeout": -1}, {"isolated": True, "convention": "spda"}):
             with self.assertRaises(dualkv.DualKVError) as wrong:

@@ -66,6 +66,10 @@ class Dishonest(unittest.TestCase):
             r = dualkv("check", LINE + " grad=off", "--kernel", f"{d}/forks.py:f")
             self.assertNotIn("PASSED", r.stdout)
             self.assertNotIn("replay:", (r.stdout.splitlines() + r.stderr.splitlines() + [""])[1], r.stdout)
+            Path(d, "first.py").write_text("def f(q, k, v, problem):\n    raise ValueError('it says ' + "
+                                           "open('/proc/self/oom_score_adj').read())\n")
+            r = dualkv("check", LINE + " grad=off", "--kernel", f"{d}/first.py:f")
+            self.assertIn("it says 1000", r.stdout)  # the first to go where memory ends
 
     def test_copies_of_inputs_are_inputs(self) -> None:
         self.expect({"honest": "PASSED", "mutates": "INPUT_MUTATED", "mutates_do": "INPUT_MUTATED"},
@@ -151,7 +155,7 @@ class Messages(unittest.TestCase):
     def test_a_traceback_is_shown(self) -> None:
         r = dualkv("check", LINE, "--kernel", f"{DISHONEST}:raises")
         self.assertEqual(r.returncode, 1)
-        self.assertIn("ValueError: the grid is too large (dishonest.py, line", r.stdout)
+        self.assertIn("ValueError: the grid is too large how to make it smaller (dishonest.py, line", r.stdout)
         self.assertIn("Traceback (most recent call last)", r.stdout)
 
     def test_a_wrong_scale(self) -> None:
