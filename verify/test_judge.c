@@ -275,6 +275,7 @@ static void test_coherent(void **state) {
         {"shape=0k+2x192,4x29 heads=4:2 dim=1 dtype=fp32 mask=prefix scale=0.05 softcap=50 fill=needle seed=304", ""},
         {"shape=191+19,192 heads=4:1 dim=1 dtype=fp32 scale=0.05 softcap=50 sinklogit=4 fill=needle seed=39 dlse=on", ""},
         {"shape=256 heads=8:1 dim=1 dtype=fp32 mask=full softcap=0.5 sinklogit=-2 fill=descending seed=782", ""},
+        {"shape=23+113,67 heads=9:3 dim=32 dtype=fp16 mask=window:1:1 softcap=5 sinklogit=-20 fill=prefixhot seed=168", ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         trial t;
