@@ -348,13 +348,19 @@ static int runSelection(const dkv_cli *cli, const dkv_selection *sel, bool repla
         return dkv_complain(&err);
     }
     static dkv_fits fits[DKV_KERNELS_MAX];
+    static dkv_worker warm[DKV_KERNELS_MAX];
     session.fits = cli->arithmetic ? fits : NULL;
     if (dkv_checkRecordPath(cli->json, &err) ||
-        dkv_probeKernels(kernels, n_kernels, cli->timeout, replicated, &err) ||
-        (cli->has_peer && dkv_probeKernels(&cli->peer, 1, cli->timeout, NULL, &err)) ||
+        dkv_warmKernels(kernels, n_kernels, cli->timeout, replicated, warm, &err)) {
+        free(items);
+        return dkv_complain(&err);
+    }
+    session.warm = warm;
+    if ((cli->has_peer && dkv_probeKernels(&cli->peer, 1, cli->timeout, NULL, &err)) ||
         dkv_precheckItems(&session, &err) || fitKernels(&s, &session, fits, &err) ||
         (cli->judge && dkv_parseOracleMode(cli->judge, &mode, &err)) ||
         dkv_openRemote(&remote, mode, NULL, DKV_REMOTE_TIMEOUT, &err)) {
+        dkv_stopWorkers(warm, n_kernels);
         free(items);
         return dkv_complain(&err);
     }

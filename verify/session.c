@@ -70,24 +70,38 @@ double dkv_countWork(const dkv_session *s) {
     return flops;
 }
 
-int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool *replicated, dkv_err *err) {
+/* What came of a start. */
+static int judgeStart(const dkv_worker *w, dkv_outcome o, const dkv_kernel_spec *kernel, const char *why, dkv_err *err) {
+    if (o == DKV_W_OK && w->memory == DUALKV_CUDA && !w->gpu.name[0])
+        return dkv_fail(err, DKV_EHARNESS, "kernel '%.100s' needs a CUDA device, and there is none", kernel->text);
+    if (o == DKV_W_OK) return 0;
+    if (o == DKV_W_ERROR) return dkv_fail(err, DKV_EUSER, "%s", why);
+    if (o == DKV_W_HARNESS || o == DKV_W_STOPPED) return dkv_fail(err, DKV_EHARNESS, "%s", why);
+    return dkv_fail(err, DKV_EUSER, "kernel '%.100s' cannot be loaded: %s", kernel->text, why);
+}
+
+int dkv_warmKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool *replicated, dkv_worker *warm, dkv_err *err) {
     for (int i = 0; i < n; i++) {
-        dkv_worker w;
-        dkv_initWorker(&w, &kernels[i], timeout);
-        dkv_outcome o = dkv_startWorker(&w);
-        char why[sizeof w.why];
-        strcpy(why, w.why);
-        dkv_stopWorker(&w);
-        if (replicated) replicated[i] = w.replicated != 0;
-        if (o == DKV_W_OK && w.memory == DUALKV_CUDA && !w.gpu.name[0])
-            return dkv_fail(err, DKV_EHARNESS, "kernel '%.100s' needs a CUDA device, and there is none",
-                            kernels[i].text);
-        if (o == DKV_W_OK) continue;
-        if (o == DKV_W_ERROR) return dkv_fail(err, DKV_EUSER, "%s", why);
-        if (o == DKV_W_HARNESS || o == DKV_W_STOPPED) return dkv_fail(err, DKV_EHARNESS, "%s", why);
-        return dkv_fail(err, DKV_EUSER, "kernel '%.100s' cannot be loaded: %s", kernels[i].text, why);
+        dkv_worker one, *w = warm ? &warm[i] : &one;
+        dkv_initWorker(w, &kernels[i], timeout);
+        const dkv_outcome o = dkv_startWorker(w);
+        char why[sizeof w->why];
+        strcpy(why, w->why);
+        if (!warm || kernels[i].kind == DKV_SPEC_ATTACHED) dkv_stopWorker(w); /* of an attached one there is one channel */
+        if (replicated) replicated[i] = w->replicated != 0;
+        const int rc = judgeStart(w, o, &kernels[i], why, err);
+        if (rc && warm) dkv_stopWorkers(warm, i + 1);
+        if (rc) return rc;
     }
     return 0;
+}
+
+int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool *replicated, dkv_err *err) {
+    return dkv_warmKernels(kernels, n, timeout, replicated, NULL, err);
+}
+
+void dkv_stopWorkers(dkv_worker *w, int n) {
+    for (int i = 0; i < n; i++) dkv_stopWorker(&w[i]);
 }
 
 double dkv_testLevel(const dkv_session *s) {
@@ -178,7 +192,13 @@ static void *serve(void *arg) {
     pool *p = arg;
     dkv_session *s = p->s;
     dkv_worker *workers = calloc((size_t)s->n_kernels + 1, sizeof *workers);
-    for (int k = 0; workers && k < s->n_kernels; k++) dkv_initWorker(&workers[k], &s->kernels[k], s->timeout);
+    pthread_mutex_lock(&p->lock);
+    dkv_worker *warm = workers ? s->warm : NULL;
+    if (warm) s->warm = NULL;
+    pthread_mutex_unlock(&p->lock);
+    for (int k = 0; workers && k < s->n_kernels; k++)
+        if (warm) workers[k] = warm[k];
+        else dkv_initWorker(&workers[k], &s->kernels[k], s->timeout);
     if (workers && s->peer) dkv_initWorker(&workers[s->n_kernels], s->peer, s->timeout);
     for (;;) {
         pthread_mutex_lock(&p->lock);

@@ -25,6 +25,7 @@ typedef struct dkv_session {
     int repeats;
     bool strength;               /* measure what each case has the power to see */
     const dkv_kernel_spec *peer; /* or NULL */
+    dkv_worker *warm;            /* started workers of the kernels, which the first thread takes over; or NULL */
     const dkv_fits *fits;        /* of each kernel, or NULL */
     dkv_remote *remote;          /* the oracle on a device, or NULL */
     const char *data_dir;
@@ -39,6 +40,9 @@ typedef struct dkv_session {
 /* Opens each kernel once in a worker; replicated[n] (or NULL): which of them want the replicated layout.
  * DKV_EUSER where one cannot be opened, DKV_EHARNESS where its device is missing. */
 int dkv_probeKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool *replicated, dkv_err *err);
+/* The same; the workers stay, for a session's `warm`. */
+int dkv_warmKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool *replicated, dkv_worker *warm, dkv_err *err);
+void dkv_stopWorkers(dkv_worker *w, int n);
 /* Parses every line, and refuses before anything runs: inadmissible masks, unknown fills, missing recordings,
  * sizes beyond memory. */
 int dkv_precheckItems(const dkv_session *s, dkv_err *err);
