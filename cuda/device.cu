@@ -81,6 +81,53 @@ static int device_fill(void *p, int byte, size_t n, void *stream) {
     return n ? TRY(cudaMemsetAsync(p, byte, n, (cudaStream_t)stream)) : 0;
 }
 
+/* ---- patterns and sums ---- */
+
+#define BLOCKS 1056
+#define THREADS 256
+
+static __global__ void paint_kernel(uint16_t *p, uint32_t wide, size_t n) {
+    const size_t head = (uintptr_t)p % 4 ? 1 : 0, words = (n - head) / 2, step = (size_t)gridDim.x * blockDim.x;
+    uint32_t *w = (uint32_t *)(p + head);
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step) w[i] = wide;
+    if (blockIdx.x || threadIdx.x) return;
+    if (head) p[0] = (uint16_t)wide;
+    p[n - 1] = (uint16_t)wide;
+}
+
+static int device_paint(void *p, uint16_t pattern, size_t n, void *stream) {
+    if (n < 2) return 0;
+    paint_kernel<<<BLOCKS, THREADS, 0, (cudaStream_t)stream>>>((uint16_t *)p, pattern * 0x10001u, n / 2);
+    return TRY(cudaGetLastError());
+}
+
+static __global__ void sum_kernel(const uint16_t *p, size_t n, unsigned long long *out) {
+    const size_t step = (size_t)gridDim.x * blockDim.x;
+    unsigned long long all = 0;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        unsigned long long h = (i << 16 | p[i]) + 0x9E3779B97F4A7C15ull; /* the finaliser of splitmix64 */
+        h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9ull;
+        h = (h ^ h >> 27) * 0x94D049BB133111EBull;
+        all += h ^ h >> 31;
+    }
+    for (int by = 16; by; by /= 2) all += __shfl_down_sync(0xffffffffu, all, by);
+    if (threadIdx.x % 32 == 0) atomicAdd(out, all);
+}
+
+static int device_sum(const void *p, size_t n, void *stream, uint64_t *out) {
+    static unsigned long long *room; /* as long as the process */
+    cudaStream_t s = (cudaStream_t)stream;
+    *out = 0;
+    if (n < 2) return 0;
+    if (!room && TRY(cudaMalloc(&room, sizeof *room))) return 1;
+    if (TRY(cudaMemsetAsync(room, 0, sizeof *room, s))) return 1;
+    sum_kernel<<<BLOCKS, THREADS, 0, s>>>((const uint16_t *)p, n / 2, room);
+    return TRY(cudaGetLastError()) || TRY(cudaMemcpyAsync(out, room, sizeof *room, cudaMemcpyDeviceToHost, s)) ||
+           TRY(cudaStreamSynchronize(s));
+}
+
+/* ---- streams ---- */
+
 static int device_openStream(void **stream) {
     return TRY(cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking));
 }
@@ -253,6 +300,8 @@ extern "C" __attribute__((visibility("default"))) const dkv_device_ops *dkv_devi
         device_releaseHost,
         device_queueIn,
         device_queueOut,
+        device_paint,
+        device_sum,
     };
     return &ops;
 }

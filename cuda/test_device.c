@@ -495,6 +495,34 @@ static int openShared(const char *word) {
     return bad;
 }
 
+/* Patterns end where they should, and every two bytes count in a sum, by their place. */
+static int paintAndSum(void) {
+    enum { N = 1 << 20 };
+    static const size_t begin[] = {0, 2, 4, 10}, length[] = {2, 4, 1002, N - 64};
+    uint16_t *got = malloc(N);
+    uint8_t *p = NULL;
+    uint64_t sum, other;
+    int bad = got == NULL;
+    TRY(ops->alloc((void **)&p, N));
+    for (int i = 0; i < 16 && got; i++) {
+        const size_t at = begin[i / 4], n = length[i % 4];
+        TRY(ops->fill(p, 0x11, N, NULL) || ops->paint(p + at, 0x7fc3, n, NULL) || ops->copyOut(got, p, N, NULL));
+        for (size_t k = 0; k < N / 2; k++) bad |= got[k] != (2 * k >= at && 2 * k < at + n ? 0x7fc3 : 0x1111);
+        TRY(ops->sum(p + at, n, NULL, &sum) || ops->fill(p + at + n, 0, 2, NULL) || ops->sum(p + at, n, NULL, &other));
+        bad |= sum != other;
+        TRY(ops->fill(p + at + n - 1, 0, 1, NULL) || ops->sum(p + at, n, NULL, &other));
+        bad |= sum == other;
+    }
+    const uint16_t ab[2] = {1, 2}, ba[2] = {2, 1};
+    TRY(ops->copyIn(p, ab, sizeof ab, NULL) || ops->sum(p, sizeof ab, NULL, &sum));
+    TRY(ops->copyIn(p, ba, sizeof ba, NULL) || ops->sum(p, sizeof ba, NULL, &other));
+    bad |= sum == other;
+    printf("patterns and sums: %s\n", bad ? "FAIL" : "ok");
+    TRY(ops->release(p));
+    free(got);
+    return bad;
+}
+
 static int printLine(const char *line) { return puts(line) < 0; }
 
 int main(int argc, char **argv) {
@@ -532,7 +560,7 @@ int main(int argc, char **argv) {
     printf("%s sm_%s, driver %d, runtime %d, %d multiprocessors; kernel %s %s\n", info.name, info.capability,
            info.driver, info.runtime, info.sms, name, options);
     if (ipc) {
-        bad += shareBuffers(argv[0], lib);
+        bad += shareBuffers(argv[0], lib) + paintAndSum();
         ran++;
     }
     if (probe) {

@@ -84,6 +84,12 @@ typedef struct dkv_device_ops {
     /* Copies between such memory and the device, queued only. */
     int (*queueIn)(void *device, const void *host, size_t n, void *stream);
     int (*queueOut)(void *host, const void *device, size_t n, void *stream);
+
+    /* Every two bytes of [p, p + n), both even, become `pattern`; queued. */
+    int (*paint)(void *p, uint16_t pattern, size_t n, void *stream);
+    /* A sum over [p, p + n), both even, in which every two bytes and their place count; waits for the stream. Other contents
+     * have the same sum once in 2^64. */
+    int (*sum)(const void *p, size_t n, void *stream, uint64_t *out);
 } dkv_device_ops;
 
 const dkv_device_ops *dkv_deviceOps(void);

@@ -49,6 +49,8 @@ struct dkv_gpu {
     bool image; /* the plan is one: n_regions is 1 */
     void *pipe;   /* pinned; NULL until a copy of pipe_bytes or more was made */
     int64_t pipe_bytes;
+    uint64_t sum[DKV_N_SLOTS]; /* of a block on the device, as the arena holds it, too */
+    bool summed[DKV_N_SLOTS];
     bool fetched; /* the arena holds what the device does: forward's was fetched, but for the workspace */
     void *tables; /* of the problem, where they are not in the slab */
     size_t tables_room;
@@ -265,6 +267,7 @@ static int allocPlan(dkv_gpu *g, const dkv_plan *plan, int move) {
     g->n_regions = 0;
     g->plan = *plan;
     g->fetched = false;
+    memset(g->summed, 0, sizeof g->summed);
     g->image = fitsImage(g, plan);
     if (g->image) return placeImage(g, plan, move);
     for (int i = 0; i <= plan->n_blocks; i++)
@@ -422,6 +425,34 @@ static int copyOut(const dkv_gpu *g, const dkv_gpu_launch *c, int64_t at, const 
     return 0;
 }
 
+/* Is the block summed on the device instead of moved, where the launch may not write there? Small ones move as fast. */
+static bool isSummed(const dkv_gpu *g, const dkv_gpu_launch *c, int i) {
+    return c->run == DKV_SINGLE && !g->image && g->plan.block[i].role != DKV_ROLE_WORK && g->region[i].bytes >= g->pipe_bytes;
+}
+
+static bool mayWrite(const dkv_gpu *g, const dkv_gpu_launch *c, int i) {
+    return g->plan.block[i].role == (c->backward ? DKV_ROLE_BACKWARD : DKV_ROLE_FORWARD);
+}
+
+static int sumBlock(const dkv_gpu *g, int i, uint64_t *sum) {
+    const dkv_block_place *b = &g->plan.block[i];
+    const region *r = &g->region[i];
+    return g->ops->sum(r->at + (b->offset - r->from), (size_t)b->bytes, g->stream, sum);
+}
+
+/* A region as forward is to find it: where its block is an output's, all of it is the arena's pattern. */
+static int sendRegion(dkv_gpu *g, const dkv_gpu_launch *c, int i) {
+    const region *r = &g->region[i];
+    uint16_t pattern;
+    if (!isSummed(g, c, i)) return copyIn(g, c, r->at, r->from, r->bytes);
+    memcpy(&pattern, c->base + r->from, sizeof pattern); /* of the gap before the block */
+    if (!c->backward && g->plan.block[i].role != DKV_ROLE_INPUT ? g->ops->paint(r->at, pattern, (size_t)r->bytes, g->stream)
+                                                              : copyIn(g, c, r->at, r->from, r->bytes))
+        return 1;
+    g->summed[i] = true;
+    return sumBlock(g, i, &g->sum[i]);
+}
+
 /* Of an image the copy is queued only. */
 static int sendArena(dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
     const bool known = c->backward && g->fetched && !staged;
@@ -429,7 +460,7 @@ static int sendArena(dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
     for (int i = 0; i < g->n_regions && !g->image; i++) {
         const region *r = &g->region[i];
         if (known && g->plan.block[i].role != DKV_ROLE_WORK) continue;
-        if (copyIn(g, c, staged ? r->stage : r->at, r->from, r->bytes)) return 1;
+        if (staged ? copyIn(g, c, r->stage, r->from, r->bytes) : sendRegion(g, c, i)) return 1;
     }
     if (!g->image) return 0;
     const region *r = &g->region[0];
@@ -481,7 +512,7 @@ static int fetchImage(const dkv_gpu *g, int fd, bool staged) {
     return moveBytes(fd, true, g->host, 0, first) || moveBytes(fd, true, (uint8_t *)g->host + second, second, size);
 }
 
-static int fetchArena(const dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
+static int fetchArena(dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
     uint8_t *base = c->base;
     if (g->image) return fetchImage(g, c->fd, staged);
     for (int i = 0; i <= g->n_regions; i++)
@@ -490,6 +521,11 @@ static int fetchArena(const dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
         const dkv_block_place *b = &g->plan.block[i];
         if (b->role == DKV_ROLE_WORK) continue;
         const region *r = &g->region[i];
+        const bool summed = !staged && isSummed(g, c, i);
+        const uint64_t was = g->sum[i];
+        if (summed && sumBlock(g, i, &g->sum[i])) return 1;
+        if (summed && g->summed[i] && !mayWrite(g, c, i) && g->sum[i] == was) continue; /* the arena has it */
+        g->summed[i] = summed;
         if (b->bytes && copyOut(g, c, b->offset, (staged ? r->stage : r->at) + (b->offset - r->from), b->bytes)) return 1;
     }
     return 0;
