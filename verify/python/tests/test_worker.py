@@ -78,6 +78,15 @@ class Dishonest(unittest.TestCase):
     def test_a_hang_ends(self) -> None:
         self.expect({"hangs": "TIMEOUT", "honest": "PASSED"}, [LINE], "--timeout", "8")
 
+    def test_a_file_is_imported_once(self) -> None:
+        with tempfile.TemporaryDirectory() as d:
+            Path(d, "counted.py").write_text(f"import os\nopen('{d}/pids', 'a').write(f'{{os.getpid()}}\\n')\n" + DISHONEST.read_text())
+            r = dualkv("check", LINE, LINE + " seed=2", "--kernel", f"{d}/counted.py:honest", "--jobs", "1")
+            self.assertIn("2 of 2 cases: 2 PASSED", r.stdout, r.stderr)
+            self.assertEqual(len(Path(d, "pids").read_text().splitlines()), 1)
+            r = dualkv("check", LINE + " mask=window:0", "--kernel", f"{d}/counted.py:honest")  # opened, then refused
+            self.assertEqual(r.returncode, 2, r.stdout)
+
     def test_null_kernels_fail_everywhere(self) -> None:
         got = statuses(["smoke"], ["zeros", "copy_of_q"], "--jobs", "2")
         for name, records in got.items():
