@@ -97,7 +97,7 @@ static const option options[] = {
      RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_SELFTEST | GATE | DIAGNOSE | COMPARE | BISECT},
     {"--quiet", "-q", NULL, "what is outside, or not judged, only", FLAG, FIELD(quiet), 0, 0, DKV_CMD_COVERS | DKV_CMD_ELIGIBLE},
     {"--verbose", "-v", NULL, "also keys that say nothing of attention", FLAG, FIELD(verbose), 0, 0, DKV_CMD_ELIGIBLE},
-    {"--verbose", "-v", NULL, "every case, every check, statistics", FLAG, FIELD(verbose), 0, 0,
+    {"--verbose", "-v", NULL, "every case, every check, statistics, seconds by phase", FLAG, FIELD(verbose), 0, 0,
      RUNS | TRIES | GATE | DIAGNOSE | HISTORY},
     {"--accepted", NULL, "FILE", "what was accepted: changes against it are findings", WORD, FIELD(accepted), 0, 0, GATE},
     {"--accept", NULL, NULL, "take this run as accepted: writes FILE of --accepted (default: accepted.jsonl in --out)", FLAG,
