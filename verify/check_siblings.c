@@ -55,6 +55,8 @@ static void compareSpan(int64_t begin, int64_t end, int span, void *arg) {
             t->bits_first = i;
         }
         if (!isfinite(truth[i]) || !isfinite(bound[i]) || bound[i] == DKV_UNCLAIMED) continue;
+        const bool moved = fabs(was[i] - truth[i]) <= bound[i] || !(fabs(now[i] - was[i]) <= bound[i]);
+        if (memcmp(&was[i], &now[i], sizeof *was) == 0 || !moved) continue; /* wrong without the others, too */
         if (!(fabs(now[i] - truth[i]) <= bound[i]) && t->outside++ == 0) {
             t->id = id;
             t->first = i;

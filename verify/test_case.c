@@ -143,6 +143,8 @@ static void siblings_are_kept_apart(void **state) {
     }
     mustBe(DKV_ST_PASSED, "emu", "shape=20 dim=16");
     assert_int_equal(findingOf("siblings")->state, DKV_NOT_APPLICABLE);
+    mustBe(DKV_ST_FAILED, "emu+fault=D1", "shape=200+3x77 heads=4:2 dim=32"); /* wrong, by no sibling's doing */
+    assert_int_equal(findingOf("siblings")->state, DKV_CHECK_PASSED);
 }
 
 /* The identities alone, on a truth and a kernel's outputs that are made here. */
