@@ -14,20 +14,12 @@
 #include "options.h"
 
 #define TELL_EACH 3 /* failures of one reason that are told in full */
-#define REASONS_MAX 64
 #define CONFIRM 24 /* defects that are tried again in a fresh process */
-
-typedef struct seen {
-    dkv_reason reason;
-    long count;
-    uint64_t first;
-} seen;
 
 typedef struct show {
     const dkv_cli *cli;
     dkv_log log;
-    seen reasons[REASONS_MAX];
-    int n_reasons;
+    dkv_reasons reasons; /* of this run's cases */
     FILE *out; /* words; stderr where records go to stdout */
     bool bar;
     long finished, defects;
@@ -35,19 +27,6 @@ typedef struct show {
     dkv_refusals refused;
     dkv_behaviour behaves; /* a kernel that declares no arithmetic: as what */
 } show;
-
-/* How many failures of this reason there were, this one included. */
-static long countReason(show *s, const dkv_fuzzed *f) {
-    dkv_reason r = dkv_reasonOf(f->result);
-    int i = 0;
-    while (i < s->n_reasons && !dkv_sameReason(s->reasons[i].reason, r)) i++;
-    if (i == REASONS_MAX)
-        i--;
-    else if (i == s->n_reasons)
-        s->reasons[s->n_reasons++] = (seen){r, 0, f->n};
-    if (f->n < s->reasons[i].first) s->reasons[i].first = f->n;
-    return ++s->reasons[i].count;
-}
 
 static void sayCommands(const show *s, const dkv_fuzzed *f) {
     char *replay = malloc(DKV_REPLAY_MAX);
@@ -63,7 +42,7 @@ static void sayCase(show *s, const dkv_fuzzed *f) {
     const dkv_result *r = f->result;
     const dkv_status_row *row = dkv_statusRow(r->status);
     const bool bad = row->defect || r->status == DKV_ST_HARNESS_ERROR;
-    const long times = bad ? countReason(s, f) : 0;
+    const long times = bad ? dkv_countReason(&s->reasons, dkv_reasonOf(r), f->n) : 0;
     s->defects += row->defect;
     if (bad ? times > TELL_EACH && !s->cli->verbose : !s->cli->verbose) return;
     if (s->bar) fprintf(stderr, "\r\033[K");
@@ -94,12 +73,14 @@ static void saySummary(const show *s, const dkv_campaign *c, const long counts[D
     char reason[80];
     long all = 0;
     if (s->bar) fprintf(stderr, "\r\033[K");
-    for (int i = 0; i < s->n_reasons && !s->cli->quiet; i++) {
-        dkv_sayReason(s->reasons[i].reason, reason, sizeof reason);
-        fprintf(s->out, "%-32s %6ld, first in case %" PRIu64 "\n", reason, s->reasons[i].count,
-                s->reasons[i].first);
-    }
     for (int i = 0; i < DKV_ST_N; i++) all += counts[i];
+    if (all > s->finished && s->reasons.n && !s->cli->quiet)
+        fprintf(s->out, "in the %ld cases since --resume:\n", s->finished);
+    for (int i = 0; i < s->reasons.n && !s->cli->quiet; i++) {
+        dkv_sayReason(s->reasons.row[i].reason, reason, sizeof reason);
+        fprintf(s->out, "%-32s %6ld, first in case %" PRIu64 "\n", reason, s->reasons.row[i].count,
+                s->reasons.row[i].first);
+    }
     if (s->cli->quiet && dkv_runExit(counts) == DKV_EXIT_OK) return;
     fprintf(s->out, "%s%ld cases of seed %" PRIu64 ", profile %s: ", c->stopped ? "interrupted, " : "", all,
             c->sampler->seed, dkv_profileName((int)c->sampler->profile));
@@ -160,6 +141,8 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
         dkv_closeSampler(&sampler);
         return dkv_complain(&err);
     }
+    s.refused = s.log.refused;
+    s.behaves = s.log.behaves;
     c.sampler = &sampler;
     c.done = s.log.done;
     c.n_done = s.log.n_done;

@@ -89,10 +89,11 @@ static int saySummary(const dkv_power *p, const dkv_power_summary *s) {
            s->planted, p->seeds, s->median, s->worst);
     if (p->n_suite) printf("%d of %d found by the suite alone\n", s->in_suite, s->planted);
     printf("%" PRIu64 " false alarms in %" PRIu64
-           " clean cases (%.1f a second); %d of %d controls raised one\n",
+           " clean cases (%.1f a second)",
            p->false_alarms, p->clean_cases,
-           (double)p->clean_cases / (p->clean_seconds > 0 ? p->clean_seconds : 1), s->controls_found,
-           s->controls);
+           (double)p->clean_cases / (p->clean_seconds > 0 ? p->clean_seconds : 1));
+    if (s->controls) printf("; %d of %d controls raised one", s->controls_found, s->controls);
+    printf("\n");
     for (int r = 0; r < DKV_N_RULES && p->matrix; r++)
         printf("%-8s finds %d of %d, with %" PRIu64 " false alarms in %" PRIu64 " cases: %s\n",
                dkv_ruleName(r), s->by_rule[r], s->planted, p->rule_alarms[r], p->cases, dkv_ruleDoc(r));

@@ -28,9 +28,11 @@ static void sayShrunk(const dkv_shrinking *s, const char *first, double seconds)
         printf("flaky: %d of %d runs failed for this reason; each line is run up to %d times\n", s->failed,
                s->tried, s->tries);
     printf("%s after %ld trials in %.1f s%s\n", reason, s->trials, seconds,
-           s->minimal ? "; no simpler line fails" : "; not minimal: the time was over");
+           s->minimal          ? "; no simpler line fails"
+           : dkv_stopRequested ? "; not minimal: interrupted"
+                               : "; not minimal: the time was over");
     if (!strcmp(first, s->line)) printf("the line was minimal already\n");
-    if (s->result->why[0]) printf("  %s\n", s->result->why);
+    if (s->result->why[0] && !dkv_stopRequested) printf("  %s\n", s->result->why);
     if (replay) {
         dkv_replayCommand(s->line, s->kernel->text, replay, DKV_REPLAY_MAX);
         printf("  replay: %s\n", replay);

@@ -68,6 +68,8 @@ static int takeRecord(dkv_log *log, const cJSON *o, dkv_err *err) {
         return dkv_fail(err, DKV_EUSER, "is of inputs of generator %.24s; they are made by generator %s now",
                         dkv_textOf(o, "generator"), DKV_GENERATOR);
     log->counts[status]++;
+    if (status == DKV_ST_UNSUPPORTED) dkv_countRefusal(&log->refused, dkv_textOf(o, "why"));
+    dkv_countBehaviour(&log->behaves, dkv_textOf(o, "profile"));
     int rc = compareLine(log, (uint64_t)number->valuedouble, dkv_textOf(o, "line"), err);
     return rc ? rc : setDone(log, (uint64_t)number->valuedouble, err);
 }

@@ -14,7 +14,9 @@ typedef struct dkv_log {
     uint64_t n_done;
     int held; /* the file, locked for as long as it is open; -1: none */
     bool made;
-    long counts[DKV_ST_N]; /* of the records that were there */
+    long counts[DKV_ST_N]; /* of the records that were there, as are: */
+    dkv_refusals refused;
+    dkv_behaviour behaves;
 } dkv_log;
 
 /* path: where records go (NULL: nowhere); DKV_EUSER where another run writes them. resume: reads those that are there, cuts

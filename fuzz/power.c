@@ -226,7 +226,7 @@ static bool isListed(const char *list, const char *id) {
 
 static int listFaults(dkv_power *p, dkv_err *err) {
     const dkv_fault *f;
-    int all = 0, listed = 0;
+    int all = 0;
     while (dkv_listFault(all)) all++;
     p->fault = calloc((size_t)all + 1, sizeof *p->fault);
     if (!p->fault) return dkv_fail(err, DKV_EHARNESS, "out of memory");
@@ -237,10 +237,14 @@ static int listFaults(dkv_power *p, dkv_err *err) {
         x->hunts = calloc((size_t)p->seeds, sizeof *x->hunts);
         if (!x->hunts) return dkv_fail(err, DKV_EHARNESS, "out of memory");
     }
-    for (const char *at = p->faults; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) listed++;
-    if (p->faults && listed != p->n_faults)
-        return dkv_fail(err, DKV_EUSER, "--faults: not all of '%.80s' are in `dualkv list faults`",
-                        p->faults);
+    for (const char *at = p->faults; at; at += *at == ',') {
+        const int n = (int)strcspn(at, ",");
+        bool known = false;
+        for (int i = 0; i < p->n_faults; i++) known |= !strncmp(p->fault[i].id, at, (size_t)n) && !p->fault[i].id[n];
+        if (!known) return dkv_fail(err, DKV_EUSER, "--faults: '%.*s' is none of `dualkv list faults`", n < 80 ? n : 80, at);
+        at += n;
+        if (!*at) break;
+    }
     return 0;
 }
 

@@ -26,6 +26,19 @@ dkv_reason dkv_reasonOf(const dkv_result *r) {
     return out;
 }
 
+long dkv_countReason(dkv_reasons *t, dkv_reason r, uint64_t which) {
+    int i = 0;
+    while (i < t->n && !dkv_sameReason(t->row[i].reason, r)) i++;
+    if (i == DKV_REASON_ROWS) i--;
+    if (i == t->n) {
+        t->n++;
+        t->row[i].reason = r;
+        t->row[i].first = which;
+    }
+    if (which < t->row[i].first) t->row[i].first = which;
+    return ++t->row[i].count;
+}
+
 void dkv_sayReason(dkv_reason r, char *out, size_t n) {
     const char *tensor = r.tensor < 0 ? "" : dkv_tensorName((dkv_tensor_id)r.tensor);
     snprintf(out, n, "%s%s%s%s%s%s", dkv_statusRow(r.status)->name, tensor[0] ? " " : "", tensor,

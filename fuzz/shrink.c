@@ -121,6 +121,10 @@ int dkv_shrinkLine(const dkv_problem *first, dkv_shrinking *s, dkv_err *err) {
     s->after = s->minimal = false;
     if (rc) goto done;
     if (!tryAfter(s, &p)) {
+        if (dkv_stopRequested) {
+            rc = dkv_fail(err, DKV_EREFUSED, "interrupted before the line was seen to fail: nothing is shrunk yet");
+            goto done;
+        }
         rc = dkv_fail(err, DKV_EREFUSED,
                       "nothing to shrink: the line does not fail in a fresh process (%d runs of it: %s)",
                       FIRST_TRIES, dkv_statusRow(s->result->status)->name);

@@ -115,6 +115,10 @@ static void unknown_faults_are_refused(void **state) {
     dkv_power p = {.faults = "F1,Z9", .seeds = 1};
     dkv_err err = {0};
     assert_int_equal(dkv_runPower(&p, &err), DKV_EUSER);
+    assert_string_equal(err.text, "--faults: 'Z9' is none of `dualkv list faults`");
+    dkv_freePower(&p);
+    p = (dkv_power){.faults = "F1,", .seeds = 1};
+    assert_int_equal(dkv_runPower(&p, &err), DKV_EUSER);
     dkv_freePower(&p);
 }
 

@@ -148,14 +148,15 @@ void dkv_writeReportTable(const dkv_report *r, FILE *f, bool markdown) {
                 "cases", "worst err/bound", "residual to twin", "outside");
     for (int i = 0; i < r->n_rows; i++) {
         const dkv_report_row *w = &rows[i];
-        char rms[40] = "-", bad[24] = "";
+        char rms[40] = "-", bad[24] = "", worst[32];
         if (isfinite(w->most_rms)) snprintf(rms, sizeof rms, "%.2f .. %.2f", w->least_rms, w->most_rms);
         if (w->defects) snprintf(bad, sizeof bad, "%ld", w->defects);
         if (markdown) fputs("| ", f);
         if (markdown) dkv_markText(f, w->kernel, 0);
         else writeEnd(f, w->kernel, (size_t)width);
-        fprintf(f, markdown ? " | %s | %s | %s | %ld | %.3f | %s | %s |\n" : " %-7s %-5s %-6s %5ld  %15.3f  %16s  %7s\n",
-                w->mask, w->dtype, w->tensor, w->cases, w->max_ratio, rms, bad);
+        snprintf(worst, sizeof worst, w->max_ratio < 1e6 ? "%.3f" : "%.3g", w->max_ratio);
+        fprintf(f, markdown ? " | %s | %s | %s | %ld | %s | %s | %s |\n" : " %-7s %-5s %-6s %5ld  %15s  %16s  %7s\n",
+                w->mask, w->dtype, w->tensor, w->cases, worst, rms, bad);
     }
     free(rows);
 }

@@ -239,7 +239,7 @@ static void saySummary(const show *s, const dkv_session *session) {
     }
     for (int i = 0; i < DKV_ST_N; i++) waived += s->waived[i];
     if (waived) fprintf(f, "; %ld waived", waived);
-    if (s->expired) fprintf(f, "; %ld waivers are over", s->expired);
+    if (s->expired) fprintf(f, s->expired == 1 ? "; a waiver is over" : "; %ld waivers are over", s->expired);
     fprintf(f, first ? "none ran\n" : "\n");
     dkv_sayRefusals(&s->refused, f);
     dkv_sayBehaviour(&s->behaves, f);

@@ -17,6 +17,8 @@
 #include "gate_run.h"
 #include "version.h"
 
+#define TELL_EACH      20  /* defects of one reason that are told one by one: of the suite, */
+#define TELL_FUZZED    3   /* of fuzzing */
 #define TIME           120 /* seconds of the whole, unless told otherwise */
 #define CONFIRM        24  /* fuzzed defects that are tried again in a fresh process */
 
@@ -24,7 +26,10 @@ typedef dkv_gate_run run;
 
 /* ---- the cases ---- */
 
-static void sayDefect(const run *r, const dkv_result *q, bool fuzzed) {
+static void sayDefect(run *r, const dkv_result *q, bool fuzzed) {
+    const long most = fuzzed ? TELL_FUZZED : TELL_EACH;
+    const long times = dkv_isBad(q->status) ? dkv_countReason(&r->told[fuzzed], dkv_reasonOf(q), 0) : 0;
+    if (times > most && !r->cli->verbose) return;
     char *replay = malloc(DKV_REPLAY_MAX);
     if (replay) {
         dkv_replayCommand(q->line, q->kernel, replay, DKV_REPLAY_MAX);
@@ -34,6 +39,7 @@ static void sayDefect(const run *r, const dkv_result *q, bool fuzzed) {
     }
     free(replay);
     if (r->cli->verbose && q->printed[0]) printf("  it printed: %.200s\n", q->printed);
+    if (times == most && !r->cli->verbose) printf("  more of this reason are counted, not told: the records have them\n");
     fflush(stdout);
 }
 

@@ -77,6 +77,12 @@ static void sayHypotheses(const dkv_diagnosis *d, FILE *f, bool verbose) {
     }
 }
 
+/* The kernel is then weighed against the loosest arithmetic known: much of a fault lies within that. */
+static void sayArithmetic(const dkv_diagnosis *d, FILE *f) {
+    if (d->n_hypotheses && !strcmp(d->hypothesis[0].name, "unknown") && !d->result.declared)
+        fprintf(f, "  its arithmetic is not declared: with --arithmetic NAME (`dualkv list arithmetics`), or auto, a cause may show\n");
+}
+
 static void sayPassed(const dkv_diagnosis *d, FILE *f) {
     char sees[200];
     double most = -1;
@@ -109,6 +115,7 @@ void dkv_sayDiagnosis(const dkv_diagnosis *d, FILE *f, bool verbose) {
     }
     sayRepeats(d, f);
     sayHypotheses(d, f, verbose);
+    sayArithmetic(d, f);
     if (r->status == DKV_ST_PASSED) sayPassed(d, f);
     if (r->printed[0] &&
         (r->status == DKV_ST_CRASHED || r->status == DKV_ST_NOT_RUN || r->status == DKV_ST_TIMEOUT)) {

@@ -382,5 +382,5 @@ void dkv_countBehaviour(dkv_behaviour *t, const char *words) {
 void dkv_sayBehaviour(const dkv_behaviour *t, FILE *f) {
     for (int k = 0; k < t->n; k++)
         fprintf(f, "%s%s in %ld %s%s", k ? "; as " : "arithmetic not declared: it behaves as ", t->row[k].words,
-                t->row[k].cases, t->row[k].cases == 1 ? "case" : "cases", k + 1 == t->n ? "\n" : "");
+                t->row[k].cases, t->row[k].cases == 1 ? "case" : "cases", k + 1 == t->n ? " (`dualkv list arithmetics`)\n" : "");
 }

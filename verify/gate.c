@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "../ref/problem.h"
+#include "append.h"
 
 static const dkv_change_row rows[DKV_CH_N] = {
     [DKV_CH_STATUS] = {"status", "%ld lines have a worse status", true},
@@ -147,10 +148,11 @@ static int compareArithmetic(const dkv_accepted_row *was, const dkv_accepted_row
         other |= how == 2;                                                                                   \
         char field_words[240];                                                                               \
         if (how) dkv_sayField(#field, x, y, field_words, sizeof field_words);                                \
-        if (how && at < n) at += (size_t)snprintf(words + at, n - at, "%s%s", at ? "; " : "", field_words);  \
+        if (how) at = dkv_append(words, n, at, "%s%s", at ? "; " : "", field_words);                         \
     } while (0);
     DKV_ARITHMETIC_FIELDS(COMPARE)
 #undef COMPARE
+    if (at >= n) snprintf(words + n - 5, 5, " ...");
     return looser ? 1 : tighter ? -1 : other ? 2 : 0;
 }
 

@@ -35,6 +35,7 @@ typedef struct dkv_gate_run {
     dkv_waivers waivers;
     uint8_t *met; /* of each waiver: 1 + the status that its case had; 0: that did not run */
     dkv_refusals refused;
+    dkv_reasons told[2]; /* defects of the suite, of fuzzing */
     long counts[DKV_ST_N], fuzz_counts[DKV_ST_N], waived, expired, blind;
     struct {
         char words[240];

@@ -204,7 +204,8 @@ static void putCases(const dkv_gate_run *r, FILE *f) {
 
 static void putArithmetic(const dkv_gate_run *r, FILE *f) {
     for (int i = 0; i < DKV_GATE_ARITHMETICS && r->arithmetic[i].cases; i++) {
-        fprintf(f, "- %s, %ld cases: ", r->arithmetic[i].declared ? "declared" : "not declared, judged as", r->arithmetic[i].cases);
+        const long n = r->arithmetic[i].cases;
+        fprintf(f, "- arithmetic %s %ld case%s: ", r->arithmetic[i].declared ? "declared in" : "not declared, judged in", n, n == 1 ? "" : "s");
         putPlain(f, r->arithmetic[i].words);
         fprintf(f, "\n");
     }

@@ -58,7 +58,7 @@ static void each_output_has_its_place(void **state) {
     }
     mustBeJunit("one/junit.xml");
     mustHold("one/junit.xml", "<property name=\"arithmetic-declared-1\" value=\"fp32 accumulation");
-    mustHold("one/summary.md", "- declared, 1 cases: fp32 accumulation");
+    mustHold("one/summary.md", "- arithmetic declared in 1 case: fp32 accumulation");
     mustHold("one/report.html", "<!DOCTYPE html>");
     mustSay(0, GATE "--kernel emu --out $D/two --json $D/a.jsonl --junit $D/a.xml --markdown $D/a.md --html $D/a.html "
                "--history $D/past", "a.html");
@@ -204,6 +204,10 @@ static void much_wrong_is_still_short(void **state) {
     int errors = 0;
     for (char *c = output; (c = strstr(c, "\n::error ")); c++) errors++;
     assert_int_equal(errors, 10);
+    int told = 0;
+    for (char *c = output; (c = strstr(c, "\n  replay: ")); c++) told++;
+    assert_int_equal(told, 20);
+    assert_non_null(strstr(output, "more of this reason are counted, not told"));
     readAll("l/summary.md", text, sizeof text);
     if (!(strlen(text) < 60000 && strstr(text, "## What was checked") && strstr(text, "more: see the records")))
         fail_msg("%zu bytes: %.2000s", strlen(text), text);
