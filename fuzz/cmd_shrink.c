@@ -31,7 +31,7 @@ static void sayShrunk(const dkv_shrinking *s, const char *first, double seconds)
            s->minimal          ? "; no simpler line fails"
            : dkv_stopRequested ? "; not minimal: interrupted"
                                : "; not minimal: the time was over");
-    if (!strcmp(first, s->line)) printf("the line was minimal already\n");
+    if (s->minimal && !strcmp(first, s->line)) printf("the line was minimal already\n");
     if (s->result->why[0] && !dkv_stopRequested) printf("  %s\n", s->result->why);
     if (replay) {
         dkv_replayCommand(s->line, s->kernel->text, replay, DKV_REPLAY_MAX);

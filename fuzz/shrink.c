@@ -52,6 +52,7 @@ static bool tryFirst(dkv_shrinking *s, const dkv_problem *p) {
     for (s->tried = 0; s->tried < FIRST_TRIES && !dkv_stopRequested; s->tried++) {
         dkv_reason r = runOnce(s, p);
         int i = 0;
+        if (dkv_stopRequested) break; /* that run was cut */
         if (!dkv_statusRow(r.status)->defect) continue;
         while (i < n && !dkv_sameReason(seen[i], r)) i++;
         if (i == n) seen[n++] = r;

@@ -157,6 +157,30 @@ static void a_cut_run_goes_on(void **state) {
     unlink(path);
 }
 
+/* What was refused before a run went on is counted with the rest. */
+static void refusals_stand_in_the_log(void **state) {
+    (void)state;
+    static verdicts v;
+    char path[] = "/tmp/dualkv-log-XXXXXX";
+    const char *kernel = "broken+how=refuse";
+    dkv_sampler s;
+    dkv_log log;
+    dkv_err err = {0};
+    memset(&v, 0, sizeof v);
+    close(mkstemp(path));
+    assert_int_equal(dkv_openSampler(DKV_QUICK, 4, &s, &err), 0);
+    assert_int_equal(dkv_openLog(&log, path, false, kernel, &s, &err), 0);
+    v.log = &log;
+    run(kernel, &s, 2, 0, 1, &v);
+    assert_int_equal(dkv_closeLog(&log, &err), 0);
+    assert_int_equal(dkv_openLog(&log, path, true, kernel, &s, &err), 0);
+    assert_int_equal(log.counts[DKV_ST_UNSUPPORTED], CASES);
+    assert_int_equal(log.refused.row[0].cases, CASES);
+    dkv_closeLog(&log, &err);
+    dkv_closeSampler(&s);
+    unlink(path);
+}
+
 static void put(const char *path, const char *how, const char *text) {
     FILE *f = fopen(path, how);
     fputs(text, f);
@@ -271,6 +295,7 @@ int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_and_shards_change_nothing), cmocka_unit_test(a_cut_run_goes_on),
+        cmocka_unit_test(refusals_stand_in_the_log),
         cmocka_unit_test(foreign_records_are_left_alone),
         cmocka_unit_test(bad_kernels_do_not_end_a_run),      cmocka_unit_test(levels_stay_within_the_budget),
         cmocka_unit_test(options_are_parsed_strictly),

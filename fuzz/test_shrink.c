@@ -143,6 +143,18 @@ static void a_kernel_that_remembers(void **state) {
     assert_true(s.after && strstr(s.line, "run=aba"));
 }
 
+/* Cut before anything is known, which is not the line's doing. */
+static void an_interrupt_is_said(void **state) {
+    (void)state;
+    dkv_shrinking s;
+    dkv_err err = {0};
+    dkv_stopRequested = 2;
+    int rc = shrink("emu+fault=F1", "shape=30+3x9 heads=4:2", &s, &err);
+    dkv_stopRequested = 0;
+    assert_int_equal(rc, DKV_EREFUSED);
+    if (strncmp(err.text, "interrupted", 11)) fail_msg("%s", err.text);
+}
+
 static void a_kernel_that_crashes_now_and_then(void **state) {
     (void)state;
     dkv_shrinking s;
@@ -166,6 +178,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(edits_keep_the_rest),
         cmocka_unit_test(lines_end_small),
         cmocka_unit_test(a_kernel_that_remembers),
+        cmocka_unit_test(an_interrupt_is_said),
         cmocka_unit_test(a_kernel_that_crashes_now_and_then),
     };
     return cmocka_run_group_tests_name("shrink", tests, NULL, NULL);
