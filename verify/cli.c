@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "../data/casefile.h"
+#include "../data/replace.h"
 #include "record.h"
 #include "status.h"
 
@@ -270,6 +271,20 @@ static int addConvention(const dkv_cli *cli, dkv_kernel_spec *spec, dkv_err *err
     return dkv_parseKernelSpec(text, spec, err);
 }
 
+/* Records never go over a file that the run reads: its kernels, its lines, its waivers, its report. */
+static int keepApart(const dkv_cli *cli, dkv_err *err) {
+    const char *json = cli->json, *others[] = {cli->waivers, cli->markdown, cli->has_peer ? cli->peer.path : NULL};
+    const char *taken = NULL;
+    if (!json || !strcmp(json, "-")) return 0;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i] && dkv_isSameFile(json, others[i])) taken = others[i];
+    for (int i = 0; i < cli->n_kernels; i++)
+        if (cli->kernels[i].path[0] && dkv_isSameFile(json, cli->kernels[i].path)) taken = cli->kernels[i].path;
+    for (int i = 0; i < cli->n_words && access(json, F_OK) == 0; i++) /* a word may be a suite's name */
+        if (dkv_isSameFile(json, cli->words[i])) taken = cli->words[i];
+    return taken ? dkv_fail(err, DKV_EUSER, "--json: '%.200s' is named for something else, too", taken) : 0;
+}
+
 int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err *err) {
     int rc = 0, used = 1;
     bool plain = false; /* after `--` */
@@ -295,6 +310,7 @@ int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err 
     for (int k = 0; k < out->n_kernels && !rc; k++) rc = addConvention(out, &out->kernels[k], err);
     if (!rc && out->has_peer) rc = addConvention(out, &out->peer, err);
     if (!rc && out->files) rc = dkv_setFilesDir(out->files, err);
+    if (!rc && command != GATE) rc = keepApart(out, err); /* gate has more files, and its own word for it */
     return rc;
 }
 

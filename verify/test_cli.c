@@ -210,6 +210,24 @@ static void records_replay_and_report(void **state) {
 }
 
 /* A kernel that writes into whatever it finds open must not reach the records. */
+static void records_go_over_nothing_that_is_read(void **state) {
+    (void)state;
+    static char before[8192], after[8192];
+    static const char *const rows[] = {"replay $D/read.jsonl --json $D/read.jsonl", "check $D/read.jsonl --kernel emu --json $D/read.jsonl",
+                                       "check shape=3 --kernel emu --waivers $D/read.jsonl --json $D//read.jsonl",
+                                       "check shape=3 --kernel $D/k.so:plain --json $D/k.so",
+                                       "power --kernel emu --faults D1 --json $D/p --markdown $D/p"};
+    mustExit(0, "check shape=3 shape=4 --kernel emu --json $D/read.jsonl");
+    assert_int_equal(runShell("cp $B/testkernels/plain.so $D/k.so"), 0);
+    readAll("read.jsonl", before, sizeof before);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        mustExit(2, rows[i]);
+        if (!strstr(trouble, "named for something else")) fail_msg("dualkv %s: %s", rows[i], trouble);
+    }
+    readAll("read.jsonl", after, sizeof after);
+    assert_string_equal(before, after);
+}
+
 static void records_are_out_of_reach(void **state) {
     (void)state;
     static char records[1 << 16];
@@ -360,6 +378,7 @@ int main(void) {
         cmocka_unit_test(a_replay_line_reproduces_its_verdict),
         cmocka_unit_test(an_oracle_holds_up_no_interrupt),
         cmocka_unit_test(an_empty_selection_is_no_pass),  cmocka_unit_test(records_replay_and_report),
+        cmocka_unit_test(records_go_over_nothing_that_is_read),
         cmocka_unit_test(records_are_out_of_reach),
         cmocka_unit_test(an_interrupt_keeps_the_records), cmocka_unit_test(everything_can_be_listed),
         cmocka_unit_test(bench_writes_its_keys),          cmocka_unit_test(init_leaves_no_half),
