@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "../data/fill.h"
+#include "../data/replace.h"
 #include "../data/sha256.h"
 #include "../data/suite.h"
 #include "../ref/mask.h"
@@ -133,6 +135,20 @@ static void nameCase(const char *line, long number, char name[DKV_CASE_NAME_MAX 
     snprintf(name, DKV_CASE_NAME_MAX + 1, "%04ld-%08x", number, h);
 }
 
+/* Over what is no case, or holds outputs that may have taken long, nothing is written; with --outputs those are replaced. */
+static int mayReplace(const char *path, bool outputs, dkv_err *err) {
+    dkv_st_file f = {0};
+    dkv_err why = {0};
+    if (access(path, F_OK) != 0) return 0;
+    bool is_case = !dkv_readTensorsOf(path, false, &f, &why) && dkv_findMeta(&f, "line"), holds = false;
+    for (int t = DKV_CT_O; t < DKV_CT_N && is_case; t++) holds |= dkv_findTensor(&f, dkv_caseTensorName((dkv_case_tensor)t)) != NULL;
+    dkv_freeSafetensors(&f);
+    if (!is_case) return dkv_fail(err, DKV_EUSER, "--out: '%.300s' is there and no case: nothing is written over it", path);
+    if (holds && !outputs)
+        return dkv_fail(err, DKV_EUSER, "--out: '%.300s' is there and holds outputs: nothing is written over them", path);
+    return 0;
+}
+
 static int exportLine(job *j, const char *line, long number, dkv_err *err) {
     prepared c;
     dkv_outputs out = {0};
@@ -144,6 +160,7 @@ static int exportLine(job *j, const char *line, long number, dkv_err *err) {
         return dkv_fail(err, DKV_EUSER, "--out: the path is too long");
     if (j->replicated && strstr(line, " fill=file:"))
         return dkv_fail(err, DKV_EUSER, "'%.200s': inputs of a captured case stay packed", line);
+    if (mayReplace(path, j->truth || j->has_kernel, err)) return (int)err->code;
     rc = prepareLine(line, j->replicated, &c, err);
     if (!rc && j->truth) rc = makeTruth(&c, j->replicated, &out, err);
     if (!rc && j->has_kernel) rc = runKernel(j, line, &c, &out, err);
@@ -202,6 +219,25 @@ int dkv_cmdExport(const dkv_cli *cli) {
 
 /* ---- import ---- */
 
+static bool isSameCase(const dkv_casefile *a, const dkv_casefile *b) {
+    bool same = a->replicated == b->replicated && strcmp(a->line, b->line) == 0;
+    for (int t = 0; t < DKV_CT_N && same; t++) {
+        const dkv_st_tensor *x = a->tensor[t], *y = b->tensor[t];
+        same = !x == !y && (!x || (x->bytes == y->bytes && memcmp(x->data, y->data, (size_t)x->bytes) == 0));
+    }
+    return same;
+}
+
+/* Another case of that name is not replaced: the same again, and the file itself, are. */
+static int mayTake(const dkv_casefile *f, const char *from, const char *to, const char *name, dkv_err *err) {
+    dkv_casefile was = {0};
+    dkv_err why = {0};
+    if (access(to, F_OK) != 0 || dkv_isSameFile(from, to)) return 0;
+    const bool readable = !dkv_openCasePath(to, name, NULL, true, &was, &why), same = readable && isSameCase(f, &was);
+    if (readable) dkv_closeCaseFile(&was);
+    return same ? 0 : dkv_fail(err, DKV_EUSER, "--out: '%.300s' is there and another case: nothing is written over it", to);
+}
+
 /* What stands in a file, in one line; with --out a copy of it as a case. */
 static int importFile(const dkv_cli *cli, const char *path, const char *line, dkv_err *err) {
     char name[DKV_CASE_NAME_MAX + 1], to[PATH_MAX], hash[65], given[200] = "";
@@ -223,6 +259,7 @@ static int importFile(const dkv_cli *cli, const char *path, const char *line, dk
         rc = makeFolder(cli->out, err);
         if (!rc && snprintf(to, sizeof to, "%s/%s" DKV_CASE_ENDING, cli->out, name) >= (int)sizeof to)
             rc = dkv_fail(err, DKV_EUSER, "--out: the path is too long");
+        if (!rc) rc = mayTake(&f, path, to, name, err);
         if (!rc) rc = dkv_copyCaseFile(&f, to, err);
     }
     if (!rc) rc = dkv_hashFile(cli->out ? to : path, hash, err);

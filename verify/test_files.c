@@ -103,6 +103,14 @@ static void files_are_taken_in(void **state) {
     mustSay(0, "$B/dualkv import $D/bare.safetensors shape=20+2x9 heads=4:2 dim=16 --out $D/in", "fill=file:bare");
     mustSay(0, "$B/dualkv check files:$D/in", "1 PASSED");
     mustSay(2, "$B/dualkv import $D/bare.safetensors shape=21+2x9 heads=4:2 dim=16 --out $D/in", "the line wants [39, 4, 16]");
+    mustSay(0, "$B/dualkv import $D/bare.safetensors shape=20+2x9 heads=4:2 dim=16 --out $D/in", "fill=file:bare"); /* the same again */
+    rewrite("whole.safetensors", "other/bare.safetensors", NULL, "q", false);
+    mustSay(2, "$B/dualkv import $D/other/bare.safetensors --out $D/in", "is there and another case");
+    mustSay(0, "$B/dualkv check files:$D/in", "1 PASSED");
+    mustSay(2, "$B/dualkv export " A " --out $D/whole.safetensors", "holds outputs: nothing is written over them");
+    mustSay(0, "$B/dualkv import $D/whole.safetensors", "[q k v do o lse dq dk dv]");
+    mustSay(0, "cp $D/whole.safetensors $D/again.safetensors; $B/dualkv export " A " --out $D/again.safetensors --outputs truth", "1 of 1");
+    mustSay(2, "echo weights >$D/model.safetensors; $B/dualkv export " A " --out $D/model.safetensors --outputs truth", "is there and no case");
     mustSay(2, "$B/dualkv import $D/none.safetensors", "No such file");
     mustSay(2, "$B/dualkv import shape=3", "which files");
     mustSay(2, "head -c 100 $D/bare.safetensors >$D/cut.safetensors; $B/dualkv import $D/cut.safetensors", "beyond the file");
