@@ -18,6 +18,7 @@ double dkv_summedFrom = 0x1p28;
 
 bool dkv_isSummed(const dkv_problem *p) {
     const double rows = dkv_countReplicated(p);
+    if (strcmp(p->fill, "duplicated") == 0) return false; /* equal copies err alike, which a sum does not tell */
     return p->dtype != DUALKV_FP32 && rows * (p->hq + (p->grad ? p->hkv : 0)) * (p->dqk + p->dv) > dkv_summedFrom;
 }
 

@@ -38,7 +38,8 @@ typedef struct dkv_side {
     uint32_t poison; /* where its patterns begin */
 } dkv_side;
 
-/* Elements of the replicated outputs from which on a side is summed (16-bit ones; fp32 copies' roundings have no twin). */
+/* Elements of the replicated outputs from which on a side is summed (16-bit ones; fp32 copies' roundings have no twin). Never
+ * with fill=duplicated: the variances of equal copies add as deviations, those of a sum as if they were independent. */
 extern double dkv_summedFrom;
 bool dkv_isSummed(const dkv_problem *p);
 

@@ -50,6 +50,7 @@ static const char *const lines[] = {
     "shape=40+2x21 dim=8 mask=prefix run=twice",
     "shape=40+2x21 dim=8 mask=full run=aba",
     "shape=128+6x64 heads=8:2 dim=64 grad=off",
+    "shape=64+40x8 heads=4:1 dim=16 fill=duplicated", /* errors of equal copies are the same: never summed */
 };
 static const char *const kernels[] = {"emu-replicated", "emu-replicated+partials=low"};
 
