@@ -92,6 +92,22 @@ static void names_are_text(void **state) {
     dkv_freeReport(&r);
 }
 
+/* What is off by a number of thirty digits has no column of thirty digits. */
+static void large_errors_are_short(void **state) {
+    (void)state;
+    dkv_report r = {0};
+    dkv_err err = {0};
+    char *text = NULL;
+    size_t n = 0;
+    assert_int_equal(dkv_addReport(&r, RECORD("shape=3", "FAILED", "2.6591456e37", "0.9"), &err), 0);
+    FILE *f = open_memstream(&text, &n);
+    dkv_writeReportTable(&r, f, false);
+    fclose(f);
+    assert_non_null(strstr(text, " 2.66e+37 "));
+    free(text);
+    dkv_freeReport(&r);
+}
+
 static void kept_cases_are_capped(void **state) {
     (void)state;
     dkv_report r = {0};
@@ -109,6 +125,7 @@ int main(void) {
         cmocka_unit_test(tensors_of_another_kind_are_left_out),
         cmocka_unit_test(bad_records_are_refused),
         cmocka_unit_test(names_are_text),
+        cmocka_unit_test(large_errors_are_short),
         cmocka_unit_test(kept_cases_are_capped)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
