@@ -68,6 +68,21 @@ typedef struct dkv_twin_device {
     int n_memory;
 } dkv_twin_device;
 
+/* The usual case, for which kernels are compiled apart: P and dS are rounded, scores are neither rounded nor modified,
+ * products lose in the mean. */
+static inline bool dkv_twinPlain(const dkv_twin_units *u, const dkv_area *t) {
+    return u->p_rounded && u->ds_rounded && !u->s_rounded && !(u->softcap > 0) && !t->slopes && u->ds_by == 1 &&
+           u->ds_unit2 == 0 && u->z.gain > 0 && u->z.truncates;
+}
+static __device__ __forceinline__ dkv_twin_units dkv_plainUnits(const dkv_twin_units &units) {
+    dkv_twin_units u = units;
+    u.p_rounded = u.ds_rounded = u.z.truncates = 1;
+    u.s_rounded = 0;
+    u.softcap = u.ds_unit2 = 0;
+    u.ds_by = 1;
+    return u;
+}
+
 typedef struct score_view { /* of one tile: scores (final, -inf where masked), caps, chains of the products */
     const double *s, *cap;
     const float *sq, *dot;
@@ -101,7 +116,16 @@ static __device__ __forceinline__ double scoreOf(const dkv_area &t, const dkv_tw
  * for four of them. */
 #define COLUMNS 4
 static inline dim3 dkv_columnGrid(int64_t rows, int d) {
-    return dim3(dkv_blocksFor(rows * 32, 256), dkv_blocksFor(d, 32 * COLUMNS));
+    return dim3(dkv_blocksFor(rows * 32, 128), dkv_blocksFor(d, 32 * COLUMNS));
+}
+/* The sum of x over the lanes before this one. */
+static __device__ __forceinline__ double sumBefore(double x, int lane) {
+    double sum = x;
+    for (int s = 1; s < 32; s <<= 1) {
+        const double y = __shfl_up_sync(~0u, sum, s);
+        sum += lane >= s ? y : 0;
+    }
+    return sum - x;
 }
 
 typedef struct row_sums { /* [m, d] each */

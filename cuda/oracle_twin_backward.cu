@@ -73,14 +73,17 @@ typedef struct backward_walk {
 } backward_walk;
 
 #define AHEAD 4
-/* A warp a row. */
+/* A warp a row. PLAIN: what is declared is what dkv_twinPlain says. */
+template <bool PLAIN>
 __global__ void __launch_bounds__(128, 4)
-    backward_twin_kernel(dkv_area t, __grid_constant__ const dkv_twin_units u,
+    backward_twin_kernel(dkv_area t, __grid_constant__ const dkv_twin_units units,
                          __grid_constant__ const dkv_twin_fit fit_s,
                          __grid_constant__ const dkv_twin_fit fit_dp, score_view v, dkv_rows r,
                          backward_walk b) {
     const int i = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
     if (i >= t.m) return;
+    const dkv_twin_units u = PLAIN ? dkv_plainUnits(units) : units;
+    if (PLAIN) t.slopes = NULL;
     const double given = r.lse[i], lse = given == -INFINITY ? 0 : given, delta = r.delta[i],
                  delta_var = r.delta_var[i];
     const double o_norm = b.o_norm[i], o_root = b.o_root[i], alike = (double)b.equal[i], alike_v = (double)b.equal_v[i];
@@ -186,10 +189,18 @@ typedef struct key_parts {         /* of one tile */
     double fold, squares_by;
 } key_parts;
 
+/* What a warp's lanes find out about a part each, for all columns. */
+typedef struct part_key {
+    dkv_formula_walk walk;
+    double alike, within;
+} part_key;
+
 template <bool ANYHOW>
-__global__ void __launch_bounds__(256) add_keys_kernel(__grid_constant__ const dkv_noise z, key_parts k) {
-    const int j = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32);
-    const int c0 = (int)blockIdx.y * 32 * COLUMNS + threadIdx.x % 32;
+__global__ void __launch_bounds__(128) add_keys_kernel(__grid_constant__ const dkv_noise z, key_parts k) {
+    __shared__ part_key shared[4][32];
+    const int j = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
+    const int c0 = (int)blockIdx.y * 32 * COLUMNS + lane;
+    part_key *const part = shared[threadIdx.x / 32];
     if (j >= k.n) return;
     double x[COLUMNS], var[COLUMNS], spread[COLUMNS] = {}, done = k.done[j] / k.parts;
 #pragma unroll
@@ -197,20 +208,30 @@ __global__ void __launch_bounds__(256) add_keys_kernel(__grid_constant__ const d
         const int64_t at = j * k.ld_x + c0 + q * 32;
         if (c0 + q * 32 < k.d) x[q] = k.x[at], var[q] = k.var[at];
     }
-    for (int b = 0; b < k.subm; b++) {
-        const double n = k.count[b * k.ld + j] / k.parts, alike = dkv_twinAlike(k.alike[b]);
-        const dkv_formula_step step = dkv_formulaEven(n, k.squares_by * k.squares[b * k.ld + j] / k.parts);
-        const double within = ANYHOW ? dkv_twinPathWithin(&z, k.fold, n, step.squares) : 0;
-#pragma unroll
-        for (int q = 0; q < COLUMNS; q++) {
-            const int c = c0 + q * 32;
-            if (c >= k.d) continue;
-            const double before = x[q], mean2 = k.mean2[b * k.d + c];
-            x[q] += k.sum[(b * (int64_t)k.n + j) * k.d + c];
-            var[q] += alike * dkv_formulaChain(&z, step, k.fold, done, before, x[q], mean2) + within * mean2;
-            if (ANYHOW) spread[q] += (x[q] - before) * (x[q] - before);
+    for (int b0 = 0; b0 < k.subm; b0 += 32) {
+        const int here = k.subm - b0 < 32 ? k.subm - b0 : 32;
+        const double n = lane < here ? k.count[(b0 + lane) * k.ld + j] / k.parts : 0, before = sumBefore(n, lane);
+        __syncwarp();
+        if (lane < here) {
+            const dkv_formula_step step = dkv_formulaEven(n, k.squares_by * k.squares[(b0 + lane) * k.ld + j] / k.parts);
+            part[lane].walk = dkv_formulaWalk(&z, step, k.fold, done + before);
+            part[lane].alike = dkv_twinAlike(k.alike[b0 + lane]);
+            part[lane].within = ANYHOW ? dkv_twinPathWithin(&z, k.fold, n, step.squares) : 0;
         }
-        done += n;
+        __syncwarp();
+        done = __shfl_sync(~0u, done + before + n, 31);
+        for (int b = 0; b < here; b++) {
+            const part_key &p = part[b];
+#pragma unroll
+            for (int q = 0; q < COLUMNS; q++) {
+                const int c = c0 + q * 32;
+                if (c >= k.d) continue;
+                const double old = x[q], mean2 = k.mean2[(b0 + b) * k.d + c];
+                x[q] += k.sum[((b0 + b) * (int64_t)k.n + j) * k.d + c];
+                var[q] += p.alike * dkv_formulaWalked(&p.walk, old, x[q], mean2) + p.within * mean2;
+                if (ANYHOW) spread[q] += (x[q] - old) * (x[q] - old);
+            }
+        }
     }
 #pragma unroll
     for (int q = 0; q < COLUMNS; q++) {
@@ -326,8 +347,8 @@ static int addKeySum(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t
                    x->u.z.fold_dkv,
                    k.alpha * k.alpha};
     const dim3 grid = dkv_columnGrid(t->n, k.d);
-    if (gain) add_keys_kernel<true><<<grid, 256, 0, o->stream>>>(x->u.z, p);
-    else add_keys_kernel<false><<<grid, 256, 0, o->stream>>>(x->u.z, p);
+    if (gain) add_keys_kernel<true><<<grid, 128, 0, o->stream>>>(x->u.z, p);
+    else add_keys_kernel<false><<<grid, 128, 0, o->stream>>>(x->u.z, p);
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;
 }
@@ -521,8 +542,8 @@ int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel
                                  x->p2,
                                  x->step,
                                  o->max_m};
-        backward_twin_kernel<<<dkv_blocksFor((int64_t)t.m * 32, 128), 128, 0, o->stream>>>(
-            t, x->u, x->fit_s, x->fit_dp, v, o->r, b);
+        const auto kernel = dkv_twinPlain(&x->u, &t) ? backward_twin_kernel<true> : backward_twin_kernel<false>;
+        kernel<<<dkv_blocksFor((int64_t)t.m * 32, 128), 128, 0, o->stream>>>(t, x->u, x->fit_s, x->fit_dp, v, o->r, b);
         DKV_TRY_CUDA(cudaGetLastError());
         DKV_TRY(addQueries(o, s, &t, b));
         DKV_TRY(addKeySums(o, s, &t, b, own));

@@ -112,12 +112,15 @@ static __device__ __forceinline__ void noteTop(const dkv_area &t, const dkv_twin
     f.top.key[i] = t.k_row + j;
 }
 
-/* A warp a row: 256 keys after another. */
+/* A warp a row: 256 keys after another. PLAIN: what is declared is what dkv_twinPlain says. */
+template <bool PLAIN>
 __global__ void __launch_bounds__(128)
-    forward_twin_kernel(dkv_area t, __grid_constant__ const dkv_twin_units u,
+    forward_twin_kernel(dkv_area t, __grid_constant__ const dkv_twin_units units,
                         __grid_constant__ const dkv_twin_fit fit, score_view v, dkv_rows r, forward_walk f) {
     const int i = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
     if (i >= t.m) return;
+    const dkv_twin_units u = PLAIN ? dkv_plainUnits(units) : units;
+    if (PLAIN) t.slopes = NULL;
     const double lse = r.lse[i];
     double max = r.max[i];
     for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
@@ -423,8 +426,8 @@ static int forwardTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area 
                       x->wsum,
                       x->top,
                       x->step};
-    forward_twin_kernel<<<dkv_blocksFor((int64_t)t->m * 32, 128), 128, 0, o->stream>>>(*t, x->u, x->fit_s, v,
-                                                                                       o->r, f);
+    const auto kernel = dkv_twinPlain(&x->u, t) ? forward_twin_kernel<true> : forward_twin_kernel<false>;
+    kernel<<<dkv_blocksFor((int64_t)t->m * 32, 128), 128, 0, o->stream>>>(*t, x->u, x->fit_s, v, o->r, f);
     forward_sums_kernel<<<dkv_blocksFor(t->m, 32), 32, 0, o->stream>>>(*t, x->u, o->r, f);
     DKV_TRY_CUDA(cudaGetLastError());
     row_parts k = {};

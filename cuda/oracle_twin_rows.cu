@@ -19,11 +19,34 @@ int dkv_twinCountTerms(dkv_device_oracle *o, int64_t n, int64_t parts, int64_t l
     return 0;
 }
 
+/* What a warp's lanes find out about a part each, for all columns. */
+typedef struct part_row {
+    dkv_formula_walk walk;
+    double alike, within, count, by, fade, old, to_mean; /* to_mean: 1 / wsum, 0: mean2 it is */
+} part_row;
+
+static __device__ __forceinline__ part_row partOf(const dkv_noise &z, const row_parts &k, int i, int b, double done) {
+    part_row y = {};
+    const int64_t at = b * k.max_m + i;
+    dkv_formula_step step = getStep(k.step, at);
+    step.squares *= k.squares_by;
+    y.walk = dkv_formulaWalk(&z, step, k.fold, done);
+    y.alike = dkv_twinAlike(k.alike[i / k.sub_m * k.subs + b]);
+    y.count = k.count[at];
+    y.within = k.anyhow ? dkv_twinPathWithin(&z, k.fold, y.count, step.squares) : 0;
+    y.by = k.by ? k.by[at] : 1;
+    if (y.by != 1) y.fade = k.fade[at], y.old = k.old[at];
+    if (k.wsum && k.wsum[at] > 0) y.to_mean = 1 / k.wsum[at];
+    return y;
+}
+
 /* Adds a tile's parts to the rows' sums, in order. */
 template <bool ANYHOW>
-__global__ void __launch_bounds__(256) add_rows_kernel(__grid_constant__ const dkv_noise z, row_parts k, row_sums x) {
-    const int i = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32);
-    const int c0 = (int)blockIdx.y * 32 * COLUMNS + threadIdx.x % 32, mean0 = i / k.sub_m * k.subs;
+__global__ void __launch_bounds__(128) add_rows_kernel(__grid_constant__ const dkv_noise z, row_parts k, row_sums x) {
+    __shared__ part_row parts[4][32];
+    const int i = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
+    const int c0 = (int)blockIdx.y * 32 * COLUMNS + lane, mean0 = i / k.sub_m * k.subs;
+    part_row *const part = parts[threadIdx.x / 32];
     if (i >= k.m) return;
     row_element s[COLUMNS];
     double spread[COLUMNS] = {}, n = 0, n2 = 0, done = k.done[i];
@@ -33,34 +56,35 @@ __global__ void __launch_bounds__(256) add_rows_kernel(__grid_constant__ const d
         const int64_t e = row + c0 + q * 32;
         if (c0 + q * 32 < k.d) s[q] = row_element{x.acc[e], x.chain[e], ANYHOW ? 0 : x.loss[e], x.a1[e], x.a2[e]};
     }
-    for (int b = 0; b < k.subs; b++) {
-        const int64_t at = b * k.max_m + i;
-        const double count = k.count[at], wsum = k.wsum ? k.wsum[at] : 0, by = k.by ? k.by[at] : 1;
-        const double alike = dkv_twinAlike(k.alike[mean0 + b]), fade = by != 1 ? k.fade[at] : 0, old = by != 1 ? k.old[at] : 0;
-        dkv_formula_step step = getStep(k.step, at);
-        step.squares *= k.squares_by;
-        const double within = ANYHOW ? dkv_twinPathWithin(&z, k.fold, count, step.squares) : 0;
+    for (int b0 = 0; b0 < k.subs; b0 += 32) {
+        const int here = k.subs - b0 < 32 ? k.subs - b0 : 32;
+        const double terms = lane < here ? k.step.count[(b0 + lane) * k.max_m + i] : 0, before = sumBefore(terms, lane);
+        __syncwarp();
+        if (lane < here) part[lane] = partOf(z, k, i, b0 + lane, done + before);
+        __syncwarp();
+        done = __shfl_sync(~0u, done + before + terms, 31);
+        for (int b = 0; b < here; b++) {
+            const part_row &p = part[b];
 #pragma unroll
-        for (int q = 0; q < COLUMNS; q++) {
-            const int c = c0 + q * 32;
-            const int64_t part = b * (int64_t)k.m * k.d + row + c;
-            if (c >= k.d) continue;
-            const double a2 = k.a2 ? k.a2[part] : 0;
-            double mean2 = k.mean2[(int64_t)(mean0 + b) * k.d + c];
-            if (by != 1) fadeElement(z, s[q], by, fade, old);
-            const double before = s[q].acc, after = before + k.sum[part];
-            s[q].acc = after;
-            if (k.a1) s[q].a1 += k.a1[part];
-            s[q].a2 += a2;
-            /* V^2 weighted as the row sees it: by P's variance, nearly P^2 */
-            if (wsum > 0) mean2 = a2 / wsum;
-            s[q].chain += alike * dkv_formulaChain(&z, step, k.fold, done, before, after, mean2) + within * mean2;
-            if (!ANYHOW && k.size) s[q].loss += dkv_twinLoss(&z, k.fold, before, after, count, k.size[part]);
-            if (ANYHOW) spread[q] += (after - before) * (after - before);
+            for (int q = 0; q < COLUMNS; q++) {
+                const int c = c0 + q * 32;
+                const int64_t at = (b0 + b) * (int64_t)k.m * k.d + row + c;
+                if (c >= k.d) continue;
+                const double a2 = k.a2 ? k.a2[at] : 0;
+                if (p.by != 1) fadeElement(z, s[q], p.by, p.fade, p.old);
+                const double old = s[q].acc, now = old + k.sum[at];
+                /* V^2 weighted as the row sees it: by P's variance, nearly P^2 */
+                const double mean2 = p.to_mean > 0 ? a2 * p.to_mean : k.mean2[(int64_t)(mean0 + b0 + b) * k.d + c];
+                s[q].acc = now;
+                if (k.a1) s[q].a1 += k.a1[at];
+                s[q].a2 += a2;
+                s[q].chain += p.alike * dkv_formulaWalked(&p.walk, old, now, mean2) + p.within * mean2;
+                if (!ANYHOW && k.size) s[q].loss += dkv_twinLoss(&z, k.fold, old, now, p.count, k.size[at]);
+                if (ANYHOW) spread[q] += (now - old) * (now - old);
+            }
+            n += p.count;
+            n2 += p.count * p.count;
         }
-        done += step.count;
-        n += count;
-        n2 += count * count;
     }
 #pragma unroll
     for (int q = 0; q < COLUMNS; q++) {
@@ -81,8 +105,8 @@ __global__ void __launch_bounds__(256) add_rows_kernel(__grid_constant__ const d
 int dkv_twinAddRows(dkv_device_oracle *o, const row_parts *k, row_sums sums) {
     dkv_twin_device *x = o->twin;
     const dim3 grid = dkv_columnGrid(k->m, k->d);
-    if (k->anyhow) add_rows_kernel<true><<<grid, 256, 0, o->stream>>>(x->u.z, *k, sums);
-    else add_rows_kernel<false><<<grid, 256, 0, o->stream>>>(x->u.z, *k, sums);
+    if (k->anyhow) add_rows_kernel<true><<<grid, 128, 0, o->stream>>>(x->u.z, *k, sums);
+    else add_rows_kernel<false><<<grid, 128, 0, o->stream>>>(x->u.z, *k, sums);
     DKV_TRY_CUDA(cudaGetLastError());
     return k->fold > 0 ? dkv_twinCountTerms(o, k->m, k->subs, k->max_m, k->step.count, x->row_done, NULL) : 0;
 }

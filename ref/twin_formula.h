@@ -188,21 +188,59 @@ DKV_INLINE dkv_formula_fold dkv_formulaFold(dkv_formula_step k, double fold, dou
     return f;
 }
 
+/* The variance of the roundings of a step's terms, whatever the element: what its formula multiplies. `before`: of that
+ * squared; `cross`: of before * e, where the step adds e; `square`: of e^2; `random`: of what the terms' squares add up to
+ * beside e's share; once with the chain's unit, once (folded_*) with that of the sums that a chain is folded into. */
+typedef struct dkv_formula_walk {
+    double squares, share;
+    double before, mean, cross, square, random, first_square, first_random;
+    double folded_before, folded_cross, folded_square, folded_random, least;
+    int32_t fresh, none;
+} dkv_formula_walk;
+
+DKV_INLINE dkv_formula_walk dkv_formulaWalk(const dkv_noise *z, dkv_formula_step k, double fold, double done) {
+    dkv_formula_walk w = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1};
+    const double n = k.count, by = fold > 0 ? z->unit2 / fold : 0;
+    if (n < 1) return w;
+    const dkv_formula_fold f = dkv_formulaFold(k, fold, done, z->truncates);
+    w.none = 0;
+    w.fresh = f.fresh;
+    w.squares = k.squares;
+    w.share = k.share;
+    w.before = z->step2 * f.count * f.inside * f.inside;
+    w.mean = z->step2 * f.count * f.path * k.squares / n;
+    w.cross = z->step2 * 2 * f.g * f.inside;
+    w.square = z->step2 * f.g2;
+    w.random = z->step2 * f.ff;
+    if (!z->truncates) {
+        w.first_square = z->step2 * k.g_first * k.g_first;
+        w.first_random = k.f_first < 1 ? z->step2 * k.f_first * (1 - k.f_first) : 0;
+    }
+    w.folded_before = by * n;
+    w.folded_cross = by * 2 * k.g;
+    w.folded_square = by * k.g2;
+    w.folded_random = by * k.ff;
+    w.least = z->prod_p2 > 0 ? n * z->least2 : 0;
+    return w;
+}
+
+/* The sum goes from `before` to `after`. */
+DKV_INLINE double dkv_formulaWalked(const dkv_formula_walk *w, double before, double after, double mean2) {
+    double e = after - before, e2 = e * e, before2 = before * before, cross = before * e;
+    double random = w->squares * mean2 - e2 * w->share, near, folds;
+    if (w->none) return 0;
+    random = random > 0 ? random : 0;
+    near = w->before * before2 + w->mean * mean2 + w->cross * cross + w->square * e2 + w->random * random;
+    if (before == 0 || w->fresh) near -= w->first_square * e2 + w->first_random * random; /* the first is added to 0 */
+    folds = w->folded_before * before2 + w->folded_cross * cross + w->folded_square * e2 + w->folded_random * random;
+    return (near > 0 ? near : 0) + (folds > 0 ? folds : 0) + w->least;
+}
+
 /* The variance of one element's roundings; `fold` as in the noise, after `done` terms. */
 DKV_INLINE double dkv_formulaChain(const dkv_noise *z, dkv_formula_step k, double fold, double done, double before,
                                    double after, double mean2) {
-    double n = k.count, least = z->prod_p2 > 0 ? n * z->least2 : 0;
-    double one = k.f_first < 1 ? k.f_first * (1 - k.f_first) : 0, e = after - before, e2 = e * e,
-           s = k.squares * mean2, random = s - e2 * k.share, near, folds = 0;
-    if (n < 1) return 0;
-    const dkv_formula_fold f = dkv_formulaFold(k, fold, done, z->truncates);
-    const double b = f.inside * before;
-    random = random > 0 ? random : 0;
-    near = f.count * (b * b + f.path * s / n) + 2 * f.g * b * e + f.g2 * e2 + f.ff * random;
-    if ((before == 0 || f.fresh) && !z->truncates) /* the first is added to 0 */
-        near -= k.g_first * k.g_first * e2 + one * random;
-    if (fold > 0) folds = (n * before * before + 2 * k.g * before * e + k.g2 * e2 + k.ff * random) / fold;
-    return z->step2 * (near > 0 ? near : 0) + z->unit2 * (folds > 0 ? folds : 0) + least;
+    const dkv_formula_walk w = dkv_formulaWalk(z, k, fold, done);
+    return dkv_formulaWalked(&w, before, after, mean2);
 }
 
 /* What truncation is expected to take of a sum T_t of terms x_t, where `size` = sum of |terms|: at each step the
