@@ -104,26 +104,28 @@ __global__ void row_chains_kernel(dkv_area t, dkv_rows r, row_walk w, __grid_con
     if (i >= t.m) return;
     const dkv_sigma_units su = dkv_formulaSigmaUnits(&u);
     const double *row = s + (int64_t)i * t.ld, *mag = x + (int64_t)i * t.ld;
-    const int64_t per_tile = w.tile ? (w.tile + w.step - 1) / w.step : 0;
+    /* 32 bits, for the sake of divisions: oracle_open lets no more keys in */
+    const unsigned tile = (unsigned)w.tile, step = (unsigned)w.step, per_tile = tile ? (tile + step - 1) / step : 0;
+    const unsigned offset = (unsigned)t.offset, keys = (unsigned)t.n;
     double n = 0, steps = 0, most = -INFINITY, wide = 0, tiles = 0, last_slot = r.last[i];
-    int64_t before = -1; /* step of the last visible key, within 256 keys */
-    for (int64_t at = 0; at < t.n;) {
-        const int64_t slot = w.tile ? (t.offset + at) / w.tile : 0;
-        const int64_t slot_end = w.tile ? (slot + 1) * w.tile - t.offset : t.n;
+    unsigned before = ~0u; /* step of the last visible key, within 256 keys */
+    for (unsigned at = 0; at < keys;) {
+        const unsigned slot = tile ? (offset + at) / tile : 0;
+        const unsigned slot_end = tile ? (slot + 1) * tile - offset : keys;
         double top = -INFINITY;
-        for (; at < slot_end && at < t.n;) {
-            int64_t sub_end = ((t.offset + at) / DKV_SUB_KEYS + 1) * DKV_SUB_KEYS - t.offset, end = at + 32;
-            if ((t.offset + at) % DKV_SUB_KEYS == 0) before = -1;
+        for (; at < slot_end && at < keys;) {
+            unsigned sub_end = (at / DKV_SUB_KEYS + 1) * DKV_SUB_KEYS, end = at + 32; /* a tile begins at a multiple of it */
+            if (at % DKV_SUB_KEYS == 0) before = ~0u;
             end = end < slot_end ? end : slot_end;
             end = end < sub_end ? end : sub_end;
-            end = end < t.n ? end : t.n;
-            const int64_t j = at + lane, off = t.offset + j;
+            end = end < keys ? end : keys;
+            const unsigned j = at + lane, off = offset + j;
             const bool in = j < end;
             const double y = in ? row[j] : -INFINITY;
             const bool sees = y > -INFINITY;
-            const int64_t group = w.tile ? off / w.tile * per_tile + off % w.tile / w.step : off / w.step;
+            const unsigned group = tile ? off / tile * per_tile + off % tile / step : off / step;
             const unsigned all = __ballot_sync(~0u, sees), below = all & ((1u << lane) - 1);
-            const int64_t prev = __shfl_sync(~0u, group, below ? 31 - __clz(below) : 0);
+            const unsigned prev = __shfl_sync(~0u, group, below ? 31 - __clz(below) : 0);
             const bool fresh = sees && group != (below ? prev : before);
             n += __popc(all);
             steps += __popc(__ballot_sync(~0u, fresh));

@@ -45,22 +45,32 @@ static __device__ __forceinline__ void checkpoint(const chain_weights &w, int k,
 #define DEPTH 32 /* head dim / CHECKPOINTS, at most */
 typedef float chain_rows[DEPTH][SIDE + 4];
 
-/* Columns [c0, c0 + l) of 64 rows from `first` on, transposed; L: l, 0: any. */
-template <int L>
+/* Columns [c0, c0 + L) of 64 rows from `first` on: a thread's share, then all of them, transposed. L is 4, 8, 16 or 32. */
+template <int L> struct chain_share {
+    enum { N = L > 16 ? L / 16 : 1, ALL = L / 4 * SIDE };
+    float4 x[N];
+    __device__ __forceinline__ void fetch(const float *from, int first, int rows, int d, int c0) {
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            const int e = threadIdx.x + k * 256, row = first + e / (L / 4), c = e % (L / 4) * 4;
+            x[k] = e < ALL && row < rows ? *(const float4 *)(from + (int64_t)row * d + c0 + c) : float4{0, 0, 0, 0};
+        }
+    }
+    __device__ __forceinline__ void put(chain_rows &to) const {
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            const int e = threadIdx.x + k * 256, row = e / (L / 4), c = e % (L / 4) * 4;
+            if (e < ALL) to[c][row] = x[k].x, to[c + 1][row] = x[k].y, to[c + 2][row] = x[k].z, to[c + 3][row] = x[k].w;
+        }
+    }
+};
+
+/* The same of any number of columns. */
 static __device__ __forceinline__ void loadChains(const float *x, int first, int rows, int d, int c0, int l,
-                                                  chain_rows to) {
-    if constexpr (L > 0) {
-        for (int e = threadIdx.x; e < L / 4 * SIDE; e += 256) {
-            const int row = e / (L / 4), c = e % (L / 4) * 4;
-            const float4 y = first + row < rows ? *(const float4 *)(x + (int64_t)(first + row) * d + c0 + c)
-                                                : float4{0, 0, 0, 0};
-            to[c][row] = y.x, to[c + 1][row] = y.y, to[c + 2][row] = y.z, to[c + 3][row] = y.w;
-        }
-    } else {
-        for (int e = threadIdx.x; e < l * SIDE; e += 256) {
-            const int row = e / l, c = e % l;
-            to[c][row] = first + row < rows ? x[(int64_t)(first + row) * d + c0 + c] : 0;
-        }
+                                                  chain_rows &to) {
+    for (int e = threadIdx.x; e < l * SIDE; e += 256) {
+        const int row = e / l, c = e % l;
+        to[c][row] = first + row < rows ? x[(int64_t)(first + row) * d + c0 + c] : 0;
     }
 }
 
@@ -75,17 +85,33 @@ static __device__ __forceinline__ void addChains(const chain_rows &sa, const cha
 }
 
 template <int L>
-__global__ void __launch_bounds__(256) chain_kernel(int m, int n, int d, int ld, __grid_constant__ const chain_weights w,
+__global__ void __launch_bounds__(256, L > 16 ? 2 : 3) chain_kernel(int m, int n, int d, int ld, __grid_constant__ const chain_weights w,
                                                     const float *a, const float *b, float *dot, float *sq) {
     __shared__ __align__(16) chain_rows sa, sb;
     const int i0 = blockIdx.y * SIDE, j0 = blockIdx.x * SIDE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     float t[4][4], dots[4][4], sqs[4][4];
+    chain_share<(L > 0 ? L : 4)> next_a, next_b; /* of the next columns, on their way */
+    if constexpr (L > 0) {
+        next_a.fetch(a, i0, m, d, 0);
+        next_b.fetch(b, j0, n, d, 0);
+    }
     for (int k = 0; k < w.parts; k++) {
         const int c0 = w.begin[k], l = w.begin[k + 1] - c0;
         __syncthreads();
-        loadChains<L>(a, i0, m, d, c0, l, sa);
-        loadChains<L>(b, j0, n, d, c0, l, sb);
+        if constexpr (L > 0) {
+            next_a.put(sa);
+            next_b.put(sb);
+        } else {
+            loadChains(a, i0, m, d, c0, l, sa);
+            loadChains(b, j0, n, d, c0, l, sb);
+        }
         __syncthreads();
+        if constexpr (L > 0) {
+            if (k + 1 < w.parts) {
+                next_a.fetch(a, i0, m, d, c0 + L);
+                next_b.fetch(b, j0, n, d, c0 + L);
+            }
+        }
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
