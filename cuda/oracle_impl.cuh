@@ -12,7 +12,7 @@
 #define DKV_SUB_KEYS \
     256 /* the CPU's tile (tiles.h), whose grid the statistics keep whatever the size of a tile here */
 #define DKV_WORK 9 /* tiles of [rows, keys] doubles */
-#define DKV_LANES 8 /* KV heads side by side: a product of one head's tile leaves most of a device idle */
+#define DKV_LANES 4 /* KV heads side by side: a product of one head's tile leaves most of a device idle */
 
 int dkv_oracleFail(const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 #define DKV_TRY_CUDA(call)                                                                         \

@@ -6,7 +6,7 @@
 #include "oracle_impl.cuh"
 
 #define LANES_FROM 1e11 /* products of a forward from which on a second lane's memory is sooner had than waited for */
-#define MEMORY_SHARE 0.75 /* of what is free: kernels and other oracles want some of it */
+#define MEMORY_SHARE 0.6 /* of what is free: kernels and other oracles want some of it */
 
 typedef struct lane_work {
     dkv_device_oracle *lane;
