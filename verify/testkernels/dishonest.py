@@ -93,6 +93,13 @@ def segfault(q, k, v, problem):
     ctypes.string_at(8)
 
 
+def points_nowhere(q, k, v, problem):
+    """Its outputs are read where there is no memory."""
+    shape = problem.tq, problem.hq, problem.dv
+    return np.frombuffer((ctypes.c_float * (shape[0] * shape[1] * shape[2])).from_address(8), np.float32).reshape(shape), np.zeros(
+        (problem.hq, problem.tq), np.float32)
+
+
 def garbles(q, k, v, problem):
     for fd in range(3, 16):
         try:
@@ -199,7 +206,7 @@ exits_when_asked.refuses = lambda p: sys.exit(0)
 exits_when_counted.launches = lambda: sys.exit(0)
 fallback.launches = lambda: 0
 for _f in (honest, zeros, copy_of_q, previous, by_pointer, nothing, last_row_left, mutates, overruns, exits, exits_at_once,
-           killed, segfault, garbles, deaf, cuts, starves, raises, gags, exits_when_asked, exits_when_counted, lists, hangs,
+           killed, segfault, points_nowhere, garbles, deaf, cuts, starves, raises, gags, exits_when_asked, exits_when_counted, lists, hangs,
            wrong_shape, wrong_type, returns_none, unsteady, fallback):
     _f.backward = _backward
 mutates_do.backward = _doubles_do

@@ -57,9 +57,10 @@ class Dishonest(unittest.TestCase):
                      "lists": "PASSED", "honest": "PASSED"}, [LINE, LINE + " seed=2"])
 
     def test_a_reason_is_given(self) -> None:
-        got = statuses([LINE], ["deaf", "starves", "segfault"])
+        got = statuses([LINE], ["deaf", "starves", "segfault", "points_nowhere"])
         self.assertRegex(got["segfault"][0]["why"], r"^signal 11 \(.*\) in forward \(dishonest.py, line \d+, in segfault\)$")
         self.assertIn("OSError: [Errno 9] Bad file descriptor (dishonest.py, line", got["deaf"][0]["why"])
+        self.assertRegex(got["points_nowhere"][0]["why"], r"^signal 11 \([^)]*\) in forward$")  # no place of its own
         self.assertIn("the limit on open files", got["starves"][0]["why"])
         with tempfile.TemporaryDirectory() as d:
             Path(d, "forks.py").write_text("import os\nos.fork()\ndef f(q, k, v, problem): pass\n")
