@@ -61,15 +61,22 @@ static void correct_kernels_pass(void **state) {
         }
 }
 
-/* Each second of a case has one name, those of cases run between among them. */
-static void phases_make_up_the_seconds(void **state) {
-    (void)state;
+/* Each second of a case has one name, those of cases run between among them. A machine may take the time away in between: a
+ * defect shows each time, that does not. */
+static bool phasesMakeUpTheSeconds(void) {
     mustBe(DKV_ST_PASSED, "emu-replicated", "shape=96+2x33 dim=32 run=aba seed=4");
     double sum = 0;
     for (int i = 0; i < DKV_N_PHASES; i++) sum += result->phases.seconds[i];
-    assert_true(fabs(sum - result->seconds) < 0.01 * result->seconds + 1e-3);
     for (int i = DKV_PHASE_INPUTS; i <= DKV_PHASE_ORACLE; i++) assert_true(result->phases.seconds[i] > 0);
-    assert_true(result->phases.seconds[DKV_PHASE_OTHER] < 0.1 * result->seconds);
+    return fabs(sum - result->seconds) < 0.01 * result->seconds + 1e-3 &&
+           result->phases.seconds[DKV_PHASE_OTHER] < 0.1 * result->seconds;
+}
+
+static void phases_make_up_the_seconds(void **state) {
+    (void)state;
+    bool ok = false;
+    for (int i = 0; i < 20 && !ok; i++) ok = phasesMakeUpTheSeconds();
+    assert_true(ok);
 }
 
 static void strangers_are_judged_by_a_named_profile(void **state) {
