@@ -1,6 +1,6 @@
 /* Other data in the buffers of the last run, then the first Q, K and V again in other buffers, with dO and dLSE of the other
- * sign: a kernel that remembers by address, by the first bytes of a tensor, or gradients by Q, K and V, gives what it gave
- * before.
+ * sign, and with a forward of the other data between its forward and its backward: a kernel that remembers by address, by the
+ * first bytes of a tensor, gradients by Q, K and V, or what its last forward saw, gives what is another's.
  *
  * The other data need no oracle of their own. In the last KV head, and the query heads that use it, the upper half of the
  * channels changes its sign: of Q and K together (no score changes; dQ and dK do their sign), of V and dO together (dP does
@@ -131,22 +131,24 @@ static void compareMoved(const dkv_case *c, const moves *m, const dkv_outputs *g
     for (int i = 0; i < DKV_SPANS; i++) dkv_addTally(&l.of[i], t);
 }
 
-/* One run with moved inputs and what it says. */
-static bool runMoved(dkv_case *c, const moves *m, int index, const char *what, dkv_finding *f) {
+/* One run with moved inputs (with `between`, a forward of others before its backward), and what it says. */
+static bool runMoved(dkv_case *c, const moves *m, const moves *between, int index, const char *what, dkv_finding *f) {
     dkv_side *s = &c->kernel;
     const dkv_inputs *own = s->in;
-    dkv_inputs moved = {0};
+    dkv_inputs moved = {0}, others = {0};
     dkv_run run = {0};
     dkv_outputs packed = {0};
     dkv_err err = {0};
     dkv_tally t = {0};
-    if (moveInputs(s, m, &moved, &err)) {
+    if (moveInputs(s, m, &moved, &err) || (between && moveInputs(s, between, &others, &err))) {
         dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_HARNESS_ERROR, "%.300s", err.text);
         goto done;
     }
     s->in = &moved;
+    s->between = between ? &others : NULL;
     dkv_outcome o = dkv_runSide(s, index, &run);
     s->in = own;
+    s->between = NULL;
     if (!dkv_cameThrough(c, o, what, f)) goto done;
     if (dkv_packRun(&c->kernel, &c->packed, &run.out, &packed, &err)) {
         dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_HARNESS_ERROR, "%.300s", err.text);
@@ -162,6 +164,7 @@ done:
     dkv_freePacked(&c->kernel, &packed);
     dkv_freeRun(&run);
     dkv_freeInputs(&moved);
+    dkv_freeInputs(&others);
     return f->state != DKV_CHECK_DEFECT;
 }
 
@@ -173,9 +176,10 @@ void dkv_checkReuse(dkv_case *c, dkv_finding *f) {
     if (c->options->nested || dkv_isFiles(s->w) || (!foreign && !dkv_worthDeriving(c, "reuse"))) return;
     dkv_description told; /* other checks have told the kernel of other problems */
     if (!dkv_cameThrough(c, dkv_describeCase(s->w, c->line, &told), "the case described again", f)) return;
-    if (!runMoved(c, &other, DKV_RUNS_MAX, "other data in the same buffers", f)) return;
+    if (!runMoved(c, &other, NULL, DKV_RUNS_MAX, "other data in the same buffers", f)) return;
     s->w->move = true;
-    runMoved(c, &again, DKV_RUNS_MAX + 1,
-             s->in->d_o ? "the same Q, K and V in other buffers, dO with the other sign" : "the same data in other buffers", f);
+    runMoved(c, &again, s->in->d_o ? &other : NULL, DKV_RUNS_MAX + 1,
+             s->in->d_o ? "the same Q, K and V in other buffers, dO with the other sign, another forward before its backward"
+                        : "the same data in other buffers", f);
     s->w->move = false;
 }

@@ -455,7 +455,7 @@ static int sendRegion(dkv_gpu *g, const dkv_gpu_launch *c, int i) {
 
 /* Of an image the copy is queued only. */
 static int sendArena(dkv_gpu *g, const dkv_gpu_launch *c, bool staged) {
-    const bool known = c->backward && g->fetched && !staged;
+    const bool known = c->backward && g->fetched && !staged && !c->resend;
     g->fetched = false;
     for (int i = 0; i < g->n_regions && !g->image; i++) {
         const region *r = &g->region[i];

@@ -41,6 +41,7 @@ typedef struct dkv_gpu_launch {
     const dkv_plan *plan;
     dkv_run_kind run;
     int backward, move; /* move: in other memory than the last one */
+    int resend;         /* the arena is not what the last forward left */
     int fd;             /* the arena */
     uint8_t *base;      /* where it is mapped; NULL where that is not needed */
 } dkv_gpu_launch;

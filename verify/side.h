@@ -36,6 +36,9 @@ typedef struct dkv_side {
     dkv_arena arena;
     bool has_arena;
     uint32_t poison; /* where its patterns begin */
+    /* Not NULL: a forward of these inputs goes in the same buffers before each backward, as layers of a model do (arenas up to
+     * DKV_ARENA_SMALL; its outputs are nobody's). */
+    const dkv_inputs *between;
 } dkv_side;
 
 /* Elements of the replicated outputs from which on a side is summed (16-bit ones; fp32 copies' roundings have no twin). Never

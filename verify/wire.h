@@ -23,7 +23,8 @@ typedef struct dkv_request {
     int32_t op, backward;
     int64_t overstate;         /* DESCRIBE */
     int64_t bytes;             /* ORACLE: of the arena, whose descriptor comes along */
-    int32_t move, pad;         /* LAUNCH: at another address than the last one (else, if it can be, at the same) */
+    int32_t move;              /* LAUNCH: at another address than the last one (else, if it can be, at the same) */
+    int32_t resend;            /* LAUNCH: of a backward, whose arena is not what the last forward left */
     dkv_plan plan;             /* LAUNCH; with the arena's descriptor */
     dkv_kernel_spec spec;      /* OPEN */
     char line[DKV_LINE_BYTES]; /* DESCRIBE */

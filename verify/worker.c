@@ -500,6 +500,7 @@ dkv_outcome dkv_launchCase(dkv_worker *w, const dkv_arena *a, int backward, doub
         q->backward = backward;
         q->plan = a->plan;
         q->move = w->move && !backward;
+        q->resend = w->resend && backward;
         o = ask(w, q, a->fd, backward ? "in backward" : "in forward", r);
         if (seconds) *seconds = r->seconds[0];
         if (launches) *launches = r->launches;

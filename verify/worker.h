@@ -59,6 +59,7 @@ typedef struct dkv_worker {
     double timeout;    /* seconds for one answer */
     int64_t overstate; /* tokens added to the longest lengths of the problems that it is told of */
     bool move;         /* the next forward is to have its buffers at other addresses than the last run */
+    bool resend;       /* the next backward's arena is not what the last forward left */
     dkv_kernel_spec spec;
     dkv_files files;                /* of a spec files:DIR, once started: there is no process then */
     bool oracle;                    /* serves the oracle on a device (remote.h), no kernel: spec.path is the plugin */

@@ -173,7 +173,7 @@ static dkv_outcome launch(state *s, const dkv_request *q, int fd, dkv_reply *r) 
         return DKV_W_HARNESS;
     }
     uint64_t before = k->launches ? k->launches(s->kernel.self) : 0;
-    dkv_gpu_launch there = {k, s->kernel.self, s->view, &q->plan, s->problem.run, q->backward, q->move, fd, base};
+    dkv_gpu_launch there = {k, s->kernel.self, s->view, &q->plan, s->problem.run, q->backward, q->move, q->resend, fd, base};
     dkv_outcome o = s->gpu ? dkv_launchOnGpu(s->gpu, &there, r->seconds, r->text, sizeof r->text)
                            : launchHere(s, q, base, r);
     if (maps) munmap(base, (size_t)q->plan.size);
@@ -215,7 +215,7 @@ static dkv_outcome timeOnDevice(state *s, dkv_reply *r) {
     for (int b = 0; b < 2 && k->workspace; b++) work[b] = k->workspace(s->kernel.self, s->view, b);
     int rc = dkv_planBuffers(s->view, DKV_CONTIGUOUS, k->alignment, true, work[0], work[1], &plan, &err);
     if (!rc) rc = makeInputs(s, &in, &err);
-    dkv_gpu_launch c = {k, s->kernel.self, s->view, &plan, DKV_SINGLE, 0, 0, -1, NULL};
+    dkv_gpu_launch c = {k, s->kernel.self, s->view, &plan, DKV_SINGLE, 0, 0, 0, -1, NULL};
     dkv_outcome o = DKV_W_HARNESS;
     if (rc) snprintf(r->text, sizeof r->text, "%s", err.text);
     else o = dkv_timeOnGpu(s->gpu, &c, &in, &times, r->text, sizeof r->text);

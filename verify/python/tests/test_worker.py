@@ -46,7 +46,8 @@ class Dishonest(unittest.TestCase):
 
     def test_wrong_answers(self) -> None:
         self.expect({"honest": "PASSED", "zeros": "FAILED", "copy_of_q": "FAILED", "previous": "FAILED",
-                     "by_pointer": "FAILED", "remembers_gradients": "FAILED", "nothing": "UNWRITTEN", "last_row_left": "UNWRITTEN",
+                     "by_pointer": "FAILED", "remembers_gradients": "FAILED",
+                     "remembers_forward": "FAILED", "nothing": "UNWRITTEN", "last_row_left": "UNWRITTEN",
                      "mutates": "INPUT_MUTATED", "overruns": "OUT_OF_BOUNDS", "unsteady": "NONDETERMINISTIC",
                      "fallback": "NOT_RUN"}, [ABA])
 
