@@ -216,7 +216,7 @@ static const char *sayStatus(const dkv_result *r) {
     case DKV_ST_TIMEOUT: return "the kernel hangs";
     case DKV_ST_NOT_RUN: return "the kernel did not run";
     case DKV_ST_UNSUPPORTED: return "the kernel refuses this line";
-    case DKV_ST_HARNESS_ERROR: return "nothing was learned";
+    case DKV_ST_HARNESS_ERROR: return r->stopped ? NULL : "nothing was learned";
     case DKV_ST_OUT_OF_BOUNDS: return "the kernel writes outside its outputs";
     case DKV_ST_UNWRITTEN: return "outputs are not written";
     case DKV_ST_INPUT_MUTATED: return "the kernel changes its inputs";
@@ -230,15 +230,15 @@ static void conclude(dkv_diagnosis *o) {
     const dkv_repeats *r = &o->repeats;
     const char *status = sayStatus(&o->result);
     const size_t n = sizeof o->sentence;
-    size_t at = 0;
+    size_t at = o->interrupted ? (size_t)snprintf(o->sentence, n, "interrupted; so far: ") : 0;
+    const size_t begin = at;
+    const char *why = o->result.status == DKV_ST_HARNESS_ERROR && o->result.stopped ? "" : o->result.why;
     if (status)
-        at = (size_t)snprintf(o->sentence, n, "%s%s%.400s", status, o->result.why[0] ? ": " : "",
-                              o->result.why);
+        at += (size_t)snprintf(o->sentence + at, n - at, "%s%s%.400s", status, why[0] ? ": " : "", why);
     else if (!o->n_spots)
-        at = (size_t)snprintf(o->sentence, n, "%.500s",
-                              o->result.why[0] ? o->result.why : "no row of any tensor is off");
+        at += (size_t)snprintf(o->sentence + at, n - at, "%.500s", why[0] ? why : "no row of any tensor is off");
     for (int i = 0; i < o->n_spots && at < n; i++) {
-        bool first = !at;
+        bool first = at == begin;
         at += (size_t)snprintf(o->sentence + at, n - at, "%s%s",
                                first              ? ""
                                : status && i == 0 ? "; where it shows: "
@@ -271,8 +271,10 @@ int dkv_diagnoseLine(const dkv_problem *p, const dkv_kernel_spec *kernel, const 
     dkv_initWorker(&w, kernel, options->timeout);
     dkv_runCase(p, &w, &with, &out->result);
     dkv_stopWorker(&w);
-    if (dkv_stopRequested) snprintf(out->note, sizeof out->note, "interrupted: what follows is incomplete");
-    if (out->result.stopped) return dkv_fail(err, DKV_EHARNESS, "interrupted");
+    out->interrupted = dkv_stopRequested && (out->result.stopped || isValue(out->result.status));
+    if (out->interrupted && !out->result.judged)
+        return dkv_fail(err, DKV_EHARNESS, "interrupted before anything was judged");
+    if (out->interrupted) snprintf(out->note, sizeof out->note, "interrupted: what follows is incomplete");
     conclude(out);
     return 0;
 }

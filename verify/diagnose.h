@@ -84,6 +84,7 @@ typedef struct dkv_diagnosis {
     int probes;         /* runs of the kernel on other inputs */
     int n_hypotheses;
     dkv_hypothesis hypothesis[DKV_HYPOTHESES_MAX];
+    bool interrupted; /* by a signal: what is here was known by then */
     char note[400]; /* why there are none; what was cut short */
 } dkv_diagnosis;
 
@@ -96,7 +97,8 @@ typedef struct dkv_diagnose_options {
     const dkv_fits *fits;
 } dkv_diagnose_options;
 
-/* Runs the case in a worker of its own and diagnoses it. 0, or DKV_EHARNESS. */
+/* Runs the case in a worker of its own and diagnoses it. 0, also where a signal came once values were judged
+ * (out->interrupted); or DKV_EHARNESS. */
 int dkv_diagnoseLine(const dkv_problem *p, const dkv_kernel_spec *kernel, const dkv_diagnose_options *options,
                      dkv_diagnosis *out, dkv_err *err);
 

@@ -103,7 +103,8 @@ void dkv_sayDiagnosis(const dkv_diagnosis *d, FILE *f, bool verbose) {
     const dkv_result *r = &d->result;
     char *replay = malloc(DKV_REPLAY_MAX);
     bool any = false;
-    fprintf(f, "%s\n%s  %s  [%s]\n", d->sentence, dkv_statusRow(r->status)->name, r->line, r->kernel);
+    const bool none = d->interrupted && r->status == DKV_ST_HARNESS_ERROR; /* no verdict, and no fault of the harness */
+    fprintf(f, "%s\n%s  %s  [%s]\n", d->sentence, none ? "INTERRUPTED" : dkv_statusRow(r->status)->name, r->line, r->kernel);
     if (d->note[0]) fprintf(f, "  %s\n", d->note);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) any |= d->tensor[id].present;
     if (any) sayTensors(d, f, verbose);
@@ -223,6 +224,7 @@ char *dkv_printDiagnosis(const dkv_diagnosis *d) {
     addRepeats(o, d);
     dkv_addNumber(o, "probes", d->probes);
     addHypotheses(o, d);
+    if (d->interrupted) cJSON_AddTrueToObject(o, "interrupted");
     cJSON_AddStringToObject(o, "note", d->note);
     cJSON *case_ = record ? cJSON_Parse(record) : NULL;
     if (case_) cJSON_AddItemToObject(o, "case", case_);

@@ -204,6 +204,21 @@ static void strangers_are_held_to_an_arithmetic(void **state) {
     mustSay(2, STRANGER(" --arithmetic nope", ""), "'nope' is none of auto");
 }
 
+/* Ctrl-C once values are judged: what was found by then is told and written; before that there is nothing to tell. */
+static void an_interrupted_diagnosis_is_told(void **state) {
+    (void)state;
+#define CUT(OPTIONS) \
+    "rm -f $D/cut.json; $B/dualkv diagnose 'shape=40+3x20 heads=4:2 dim=16' --json $D/cut.json --kernel " \
+    "$B/testkernels/planted.so:planted" OPTIONS
+    mustSay(130, CUT("+fault=P2+interrupt=6"), "interrupted; so far: dV is wrong, backward stage P^T dO");
+    assert_non_null(strstr(output, "interrupted: what follows is incomplete"));
+    mustSay(0, "grep -c '\"interrupted\":true.*\"status\":\"FAILED\"' $D/cut.json", "1");
+    mustSay(130, CUT("+fault=P2+interrupt=6 --quiet"), "interrupted; so far: dV is wrong");
+    mustSay(130, CUT("+interrupt=6"), "interrupted; so far: no row of any tensor is off\nINTERRUPTED  shape=40");
+    mustSay(130, CUT("+interrupt=1"), "interrupted before anything was judged");
+    mustSay(1, "test -e $D/cut.json", "");
+}
+
 /* Faults of another kernel, of kinds that the catalogue has not. All of them: fuzz/unseen.sh. */
 static void faults_of_no_catalogue(void **state) {
     (void)state;
@@ -228,6 +243,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(sets_have_words),
         cmocka_unit_test(the_command_says_and_writes_it),
         cmocka_unit_test(strangers_are_held_to_an_arithmetic),
+        cmocka_unit_test(an_interrupted_diagnosis_is_told),
         cmocka_unit_test(faults_of_no_catalogue),
     };
     dkv_guardCoordinator();

@@ -21,12 +21,16 @@
  * group
  *
  * gain=NAME:X multiplies O, LSE, dQ, dK, dV or the softmax scale by X, before it is rounded; head=H: in that query (KV) head
- * alone; undeclared: its arithmetic is not told.
+ * alone; undeclared: its arithmetic is not told; interrupt=N: its N-th forward sends SIGINT to the process that started it,
+ * and waits.
  */
+#define _POSIX_C_SOURCE 200809L
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "dualkv_kernel.h"
 
@@ -41,6 +45,7 @@ enum { GAIN_O, GAIN_LSE, GAIN_DQ, GAIN_DK, GAIN_DV, GAIN_SCALE, N_GAINS };
 
 typedef struct instance {
     int fault, undeclared, head; /* head -1: all */
+    int interrupt;               /* forwards left until the signal; 0: none */
     float gain[N_GAINS];
 } instance;
 
@@ -319,6 +324,11 @@ static int launch(void *self, const dualkv_launch *l, int backward, char *err, s
 }
 
 static int forward(void *self, const dualkv_launch *l, char *err, size_t n) {
+    instance *own = self;
+    if (own->interrupt && !--own->interrupt) {
+        kill(getppid(), SIGINT);
+        pause();
+    }
     return launch(self, l, 0, err, n);
 }
 static int backward(void *self, const dualkv_launch *l, char *err, size_t n) {
@@ -353,6 +363,7 @@ static int parseOption(const char *word, size_t length, instance *out) {
     int at = -1;
     snprintf(text, sizeof text, "%.*s", (int)length, word);
     if (!strcmp(text, "undeclared")) return out->undeclared = 1;
+    if (sscanf(text, "interrupt=%d%n", &out->interrupt, &at) == 1 && !text[at]) return out->interrupt > 0;
     if (sscanf(text, "head=%d%n", &out->head, &at) == 1 && !text[at]) return 1;
     if (sscanf(text, "fault=P%2d%n", &out->fault, &at) == 1 && !text[at]) return out->fault >= 1 && out->fault <= 15;
     if (sscanf(text, "gain=%15[^:]:%f%n", name, &x, &at) != 2 || text[at]) return 0;
@@ -374,7 +385,7 @@ static void *openPlanted(const char *options, char *err, size_t n) {
     for (const char *at = options ? options : ""; *at;) {
         const size_t length = strcspn(at, ",");
         if (!parseOption(at, length, self)) {
-            snprintf(err, n, "planted: the options are fault=P1 to P15, gain=O|LSE|dQ|dK|dV|scale:X, head=H, undeclared");
+            snprintf(err, n, "planted: the options are fault=P1 to P15, gain=O|LSE|dQ|dK|dV|scale:X, head=H, undeclared, interrupt=N");
             free(self);
             return NULL;
         }
