@@ -263,9 +263,13 @@ int dkv_runPower(dkv_power *p, dkv_err *err) {
     double start = dkv_now();
     runTasks(p, "clean kernel", runClean, ((long)p->cases + CLEAN_BLOCK - 1) / CLEAN_BLOCK * p->seeds);
     p->clean_seconds = dkv_now() - start;
+    p->clean_done = !dkv_stopRequested;
     if (p->n_suite) runTasks(p, "suite", runSuite, p->n_faults);
-    if (p->shrink) runTasks(p, "shrinking", runShrink, p->n_faults);
+    p->suite_done = p->n_suite && !dkv_stopRequested;
     if (p->matrix) runTasks(p, "usual rules", runMatrix, p->jobs);
+    p->rules_done = p->matrix && !dkv_stopRequested;
+    if (p->shrink) runTasks(p, "shrinking", runShrink, p->n_faults); /* the longest, and what can most be spared */
+    p->shrink_done = p->shrink && !dkv_stopRequested;
     p->stopped = dkv_stopRequested != 0;
     if (p->trouble.code) *err = p->trouble;
     return (int)p->trouble.code;

@@ -64,6 +64,7 @@ typedef struct dkv_power {
     double clean_seconds;
     dkv_err trouble;
     bool stopped;
+    bool clean_done, suite_done, rules_done, shrink_done; /* these parts came to their ends */
 } dkv_power;
 
 int dkv_runPower(dkv_power *p, dkv_err *err);

@@ -86,15 +86,15 @@ static cJSON *faultObject(const dkv_power *p, const dkv_fault_power *f) {
     cJSON_AddStringToObject(o, "why", first->why);
     cJSON_AddStringToObject(o, "first_line", first->line);
     cJSON_AddStringToObject(o, "line", f->shrunk[0] ? f->shrunk : first->line);
-    if (p->shrink) {
+    if (p->shrink_done || f->shrunk[0]) {
         cJSON_AddNumberToObject(o, "trials", (double)f->trials);
         cJSON_AddNumberToObject(o, "shrink_seconds", f->shrink_seconds);
     }
-    if (p->n_suite) {
+    if (p->suite_done) {
         cJSON_AddBoolToObject(o, "in_suite", f->in_suite);
         cJSON_AddNumberToObject(o, "suite_cases", (double)f->suite_cases);
     }
-    for (int r = 0; r < DKV_N_RULES && p->matrix; r++) {
+    for (int r = 0; r < DKV_N_RULES && p->rules_done; r++) {
         cJSON *value =
             first->found[1 + r] ? cJSON_CreateNumber((double)first->cases[1 + r]) : cJSON_CreateNull();
         cJSON_AddItemToObject(o, dkv_ruleName(r), value);
@@ -112,7 +112,7 @@ static cJSON *cleanObject(const dkv_power *p) {
     cJSON_AddNumberToObject(o, "clean_cases", (double)p->clean_cases);
     cJSON_AddNumberToObject(o, "false_alarms", (double)p->false_alarms);
     cJSON_AddNumberToObject(o, "clean_seconds", p->clean_seconds);
-    for (int r = 0; r < DKV_N_RULES && p->matrix; r++) {
+    for (int r = 0; r < DKV_N_RULES && p->rules_done; r++) {
         char key[64];
         snprintf(key, sizeof key, "false_alarms_%s", dkv_ruleName(r));
         cJSON_AddNumberToObject(o, key, (double)p->rule_alarms[r]);
@@ -129,7 +129,7 @@ static bool isComplete(const dkv_power *p, int i) {
         const dkv_hunt *h = &p->fault[i].hunts[s];
         if (!h->found[0] && h->cases[0] < p->cases) return false;
     }
-    return i < p->n_faults;
+    return i < p->n_faults || p->clean_done;
 }
 
 int dkv_writePowerJson(const dkv_power *p, FILE *f) {

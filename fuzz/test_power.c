@@ -101,6 +101,23 @@ static void a_measurement_adds_up(void **state) {
     assert_int_equal(dkv_writePowerJson(&p, f), 0);
     fclose(f);
     assert_non_null(strstr(text, "\"fault\":\"F1\"") && strstr(text, "\"clean_cases\":16") ? text : NULL);
+    assert_true(strstr(text, "\"in_suite\":true") && strstr(text, "\"allclose\":") && strstr(text, "\"false_alarms_peer\":"));
+    free(text);
+    /* interrupted while it judged by the usual rules: nothing is said of what did not come to its end */
+    dkv_power cut = p;
+    cut.stopped = true;
+    cut.rules_done = cut.shrink_done = false;
+    f = open_memstream(&text, &size);
+    assert_int_equal(dkv_writePowerJson(&cut, f), 0);
+    fclose(f);
+    assert_true(strstr(text, "\"in_suite\":true") && strstr(text, "\"clean_cases\":16") && !strstr(text, "allclose") &&
+                !strstr(text, "_peer"));
+    free(text);
+    cut.suite_done = cut.clean_done = false;
+    f = open_memstream(&text, &size);
+    assert_int_equal(dkv_writePowerJson(&cut, f), 0);
+    fclose(f);
+    assert_true(strstr(text, "\"fault\":\"F1\"") && !strstr(text, "in_suite") && !strstr(text, "clean_cases"));
     free(text);
     f = open_memstream(&text, &size);
     assert_int_equal(dkv_writePowerMarkdown(&p, f), 0);

@@ -78,6 +78,7 @@ typedef struct bound_loop {
     bool lse;
     dkv_judgement found[DKV_SPANS];
     int64_t worst_row[DKV_SPANS];
+    double slope[DKV_SPANS][2], weight[DKV_SPANS][2]; /* of the error on the truth, by region */
 } bound_loop;
 
 static void boundSpan(int64_t first, int64_t end, int span, void *arg) {
@@ -96,6 +97,10 @@ static void boundSpan(int64_t first, int64_t end, int span, void *arg) {
                 /* an overflow that rounding explains is none */
                 part->nonfinite += !isfinite(got) && isfinite(truth) && bound != DKV_UNCLAIMED && !(r <= 1 && isfinite(bound));
                 if (r > part->max_ratio) part->max_ratio = r;
+                if (isfinite(got) && isfinite(truth)) {
+                    w->slope[span][w->region[row]] += truth * (got - truth);
+                    w->weight[span][w->region[row]] += truth * truth;
+                }
                 if (worst_row >= 0 && !(r > j->all.max_ratio)) continue;
                 j->all.max_ratio = r;
                 worst_row = row;
@@ -105,9 +110,14 @@ static void boundSpan(int64_t first, int64_t end, int span, void *arg) {
     w->worst_row[span] = worst_row;
 }
 
+static double gainOf(double slope, double weight) {
+    return weight > 0 && isfinite(slope) && isfinite(weight) ? slope / weight : 0;
+}
+
 static int judgeBound(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_oracle *o, dkv_tensor_id id,
                       const shape *s, const uint8_t *region, const double *got, dkv_judgement *j, dkv_err *err) {
     int64_t worst_row = -1;
+    double slope[2] = {0}, weight[2] = {0};
     bound_loop *w = calloc(1, sizeof *w);
     if (!w) return dkv_fail(err, DKV_EHARNESS, "out of memory");
     *w = (bound_loop){.s = s,
@@ -126,6 +136,8 @@ static int judgeBound(const dkv_layout *l, const dualkv_arithmetic *a, const dkv
             part->bad += f->region[e].bad;
             part->nonfinite += f->region[e].nonfinite;
             if (f->region[e].max_ratio > part->max_ratio) part->max_ratio = f->region[e].max_ratio;
+            slope[e] += w->slope[k][e];
+            weight[e] += w->weight[k][e];
         }
         if (w->worst_row[k] < 0 || (worst_row >= 0 && !(f->all.max_ratio > j->all.max_ratio))) continue;
         worst_row = w->worst_row[k];
@@ -133,7 +145,9 @@ static int judgeBound(const dkv_layout *l, const dualkv_arithmetic *a, const dkv
         j->worst = f->worst;
     }
     free(w);
+    j->all.truth_gain = gainOf(slope[0] + slope[1], weight[0] + weight[1]);
     for (int e = 0; e < 2; e++) {
+        j->region[e].truth_gain = gainOf(slope[e], weight[e]);
         j->all.total += j->region[e].total;
         j->all.bad += j->region[e].bad;
         j->all.nonfinite += j->region[e].nonfinite;

@@ -18,6 +18,7 @@ typedef struct dkv_where {
 typedef struct dkv_part { /* one tensor, or one region of it */
     int64_t total, bad;   /* elements; elements outside the bound (non-finite included) */
     int64_t nonfinite;    /* elements that are NaN or Inf where the truth is not, nor may round to it */
+    double truth_gain;    /* slope of (got - truth) on the truth: 1e-3 where all is 0.1 % too large; never judged */
     double max_ratio;     /* max err/bound; INFINITY where non-finite; 0 where total is 0 */
     double rms_z, mean_z, gain; /* residual to the twin; gain: slope of (got - rounded twin) on the twin */
     double rms_limit, mean_limit, gain_limit; /* upper limits at the given level; INFINITY: not tested */

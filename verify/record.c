@@ -137,6 +137,7 @@ void dkv_addBuild(cJSON *o) {
 
 static void addPart(cJSON *o, const dkv_part *p, bool twin) {
     dkv_addNumber(o, "max_bound_ratio", p->max_ratio);
+    dkv_addNumber(o, "truth_gain", p->truth_gain);
     if (twin) {
         dkv_addNumber(o, "twin_rms", p->rms_z);
         dkv_addNumber(o, "twin_rms_limit", p->rms_limit);

@@ -183,6 +183,10 @@ static void test_bias(void **state) {
     j = judge(&t, DKV_LSE);
     assert_true(j.biased);
     assert_non_null(strstr(explain(&t, DKV_LSE, &j), "on average"));
+    for (int64_t i = 0; i < 300 * 2 * 16; i++) t.got.dv[i] = t.o.truth.dv[i] * (i < 100 * 2 * 16 ? 1 - 3e-3 : 1 + 1e-3);
+    j = judge(&t, DKV_DV);
+    assert_true(fabs(j.region[0].truth_gain + 3e-3) < 1e-12 && fabs(j.region[1].truth_gain - 1e-3) < 1e-12);
+    assert_true(j.all.truth_gain > -3e-3 && j.all.truth_gain < 1e-3);
     closeTrial(&t);
 }
 

@@ -34,6 +34,7 @@ static dkv_result *example(dkv_status status) {
                         .max_ratio = INFINITY,
                         .rms_z = 0.97,
                         .gain = -1e-5,
+                        .truth_gain = -2e-3,
                         .rms_limit = 1.4,
                         .gain_limit = INFINITY,
                         .mean_z = NAN};
@@ -76,6 +77,7 @@ static void every_key_is_there(void **state) {
     assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(t, "twin_mean")), "nan");
     assert_true(cJSON_GetNumberValue(cJSON_GetObjectItem(t, "twin_rms")) == 0.97);
     assert_true(cJSON_GetNumberValue(cJSON_GetObjectItem(t, "twin_gain")) == -1e-5);
+    assert_true(cJSON_GetNumberValue(cJSON_GetObjectItem(t, "truth_gain")) == -2e-3);
     assert_true(cJSON_GetNumberValue(cJSON_GetObjectItem(t, "bad")) == 3);
     assert_true(cJSON_GetNumberValue(cJSON_GetObjectItem(t, "total")) == 100);
     assert_non_null(cJSON_GetObjectItem(cJSON_GetObjectItem(t, "regions"), "response"));
