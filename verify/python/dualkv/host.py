@@ -65,6 +65,14 @@ class SpecError(Exception):
     """What was asked for cannot be opened; one line says why."""
 
 
+class BrokenRefusal(Exception):
+    """refuses() of the function under test failed, with the exception `why`: nobody knows whether the problem is refused."""
+
+    def __init__(self, why: Exception):
+        super().__init__(why)
+        self.why = why
+
+
 def _put(where: int, room: int, text: str) -> None:
     """A reason into a C buffer, as plain text on one line."""
     data = " ".join(text.split()).encode("ascii", "replace")[:room - 1] + b"\0"
@@ -80,16 +88,15 @@ def flush() -> None:
             pass
 
 
-def print_traceback(files: Sequence[str] = ()) -> None:
-    """Of the exception at hand, from the first place in `files` on; none of a mistake that was found here (KernelError). Only
+def print_traceback(e: BaseException, files: Sequence[str] = ()) -> None:
+    """Of an exception, from the first place in `files` on; none of a mistake that was found here (KernelError). Only
     where there is still a place for it: an exception out of a callback would reach C as a return value that nobody chose."""
-    kind, e, whole = sys.exc_info()
-    at = whole
+    at = whole = e.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename not in files:
         at = at.tb_next
     try:
         if at is not None or not isinstance(e, KernelError):
-            traceback.print_exception(kind, e, at or whole)
+            traceback.print_exception(type(e), e, at or whole)
     except BaseException:  # noqa: BLE001
         pass
 
@@ -259,12 +266,22 @@ class Function:
             return f"{self.name} gives no LSE, so there is no gradient through it (lse=yes says that it does)"
         if p.dlse and self.backward is not None and not _taker(self.backward)("dlse"):
             return f"the backward of {self.name} takes no dlse: a gradient through LSE"
-        said = self.refuses(p) if self.refuses else None
+        said = self.asked(p)
         if said is not None:
-            return str(said) or "it says so"
+            return said or "it says so"
         if p.grad and not self.torch and not self.has_backward:
             return f"it has no backward: there is no {self.name}_backward, nor {self.name}.backward (grad=off checks its forward)"
         return None
+
+    def asked(self, p: View) -> str | None:
+        """What the function's own refuses() says. BrokenRefusal where it fails, or says something else than a reason."""
+        try:
+            said = self.refuses(p) if self.refuses else None
+            if said is not None and not isinstance(said, str):
+                raise KernelError(f"refuses() of {self.name} returned {said!r:.80}, None or a reason (a str) is right")
+        except Exception as e:
+            raise BrokenRefusal(e) from None
+        return said
 
     def _setting(self, p: View) -> Setting:
         arrays = TorchArrays(p.dtype, self.device) if self.torch else NumpyArrays(p.dtype)
@@ -658,6 +675,7 @@ class Table:
 
     def __init__(self, function: "Function | str", guest_of: int | None = None):
         self.function, self.guest_of, self.interrupted = function, guest_of, False
+        self.broken: BaseException | None = None  # why refuses() of the present problem failed
         self.reason = ctypes.create_string_buffer(400)
         cuda = isinstance(function, Function) and function.device == "cuda"
         known = function if isinstance(function, Function) else None
@@ -690,17 +708,17 @@ class Table:
             return int(self.function.launches()) & (1 << 64) - 1
         except BaseException as e:  # it counted nothing
             self._leave(e)
-            print_traceback()
+            print_traceback(e)
             return 0
 
     def _refuses(self, _: Any, p: Any) -> int | None:
         assert isinstance(self.function, Function)
+        self.broken = why = None
         try:
             why = self.function.refusal(View(p.contents))
-        except BaseException as e:  # of the function's own refuses(): a reason like any other
+        except BaseException as e:  # no refusal, which would leave the case out: the launch that follows fails with it
             self._leave(e)
-            print_traceback()
-            why = f"its refuses() failed: {explain(e, self.function.files)}"
+            self.broken = e
         if why is None:
             return None
         _put(ctypes.addressof(self.reason), len(self.reason), why)
@@ -721,8 +739,14 @@ class Table:
     def _run(self, launch: Any, err: int, room: int, backward: bool) -> int:
         assert isinstance(self.function, Function)
         try:
+            if self.broken is not None:
+                raise self.broken
             self.function.run(launch.contents, backward)
             return 0
+        except BrokenRefusal as e:
+            print_traceback(e.why, self.function.files)
+            _put(err, room, f"its refuses() failed: {explain(e.why, self.function.files)}")
+            return 1
         except BaseException as e:
             self._leave(e)
             if isinstance(e, SystemExit):
@@ -730,7 +754,7 @@ class Table:
             elif isinstance(e, KeyboardInterrupt):
                 _put(err, room, "KeyboardInterrupt")
             else:
-                print_traceback(self.function.files)
+                print_traceback(e, self.function.files)
                 _put(err, room, explain(e, self.function.files))
             return 1
         finally:

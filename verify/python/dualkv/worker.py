@@ -31,7 +31,7 @@ def load(path: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except BaseException as e:
-        host.print_traceback()
+        host.print_traceback(e)
         raise SpecError(f"importing it failed: {host.explain(e, [path, os.path.abspath(path)])}") from None
     return module
 

@@ -73,6 +73,18 @@ class Dishonest(unittest.TestCase):
             r = dualkv("check", LINE + " grad=off", "--kernel", f"{d}/first.py:f")
             self.assertIn("it says 1000", r.stdout)  # the first to go where memory ends
 
+    def test_a_broken_refusal_leaves_nothing_out(self) -> None:
+        wide, odd = LINE.replace("dim=8", "dim=16"), "refuses_yes_no"
+        got = statuses([LINE, wide], ["cannot_refuse", odd])
+        self.assertEqual([r["status"] for r in got["cannot_refuse"]], ["PASSED", "NOT_RUN"])
+        self.assertRegex(got["cannot_refuse"][1]["why"], r"^its refuses\(\) failed: KeyError: 'no such tile: 16' \(dishonest.py, line \d+")
+        self.assertEqual([r["status"] for r in got[odd]], ["NOT_RUN"] * 2)
+        self.assertIn("refuses() of refuses_yes_no returned False, None or a reason (a str) is right", got[odd][0]["why"])
+        r = dualkv("check", wide, "--kernel", f"{DISHONEST}:cannot_refuse")
+        self.assertEqual(r.returncode, 1)
+        self.assertIn("Traceback (most recent call last)", r.stdout)
+        self.assertIn('raise KeyError("no such tile: "', r.stdout)
+
     def test_copies_of_inputs_are_inputs(self) -> None:
         self.expect({"honest": "PASSED", "mutates": "INPUT_MUTATED", "mutates_do": "INPUT_MUTATED"},
                     [LINE.replace("fp32", "bf16"), LINE.replace("fp32", "fp16")])
