@@ -10,6 +10,7 @@
 
 #include "../data/casefile.h"
 #include "../data/replace.h"
+#include "pyhost.h"
 #include "record.h"
 #include "status.h"
 
@@ -262,13 +263,26 @@ static int parseOption(unsigned command, int left, char **argv, bool given[N_OPT
 }
 
 /* --convention is an option of every Python kernel that has none of its own: so it is in records and replay lines. */
-static int addConvention(const dkv_cli *cli, dkv_kernel_spec *spec, dkv_err *err) {
+static int addConvention(const char *name, dkv_kernel_spec *spec, dkv_err *err) {
     char text[2 * DKV_SPEC_MAX];
-    if (!cli->convention || spec->kind != DKV_SPEC_PYTHON || strstr(spec->options, "convention=")) return 0;
-    if (strcspn(cli->convention, "+,= ") != strlen(cli->convention) || !cli->convention[0])
-        return dkv_fail(err, DKV_EUSER, "--convention: '%.80s' is not a name", cli->convention);
-    snprintf(text, sizeof text, "%s+convention=%.80s", spec->text, cli->convention);
+    if (spec->kind != DKV_SPEC_PYTHON || strstr(spec->options, "convention=")) return 0;
+    snprintf(text, sizeof text, "%s+convention=%.80s", spec->text, name);
     return dkv_parseKernelSpec(text, spec, err);
+}
+
+static int takeConvention(dkv_cli *cli, dkv_err *err) {
+    const char *name = cli->convention;
+    int taken = cli->has_peer && cli->peer.kind == DKV_SPEC_PYTHON;
+    int rc = name ? dkv_checkConvention(name, err) : 0;
+    if (!name || rc) return rc;
+    for (int k = 0; k < cli->n_kernels && !rc; k++) {
+        taken |= cli->kernels[k].kind == DKV_SPEC_PYTHON;
+        rc = addConvention(name, &cli->kernels[k], err);
+    }
+    if (!rc && cli->has_peer) rc = addConvention(name, &cli->peer, err);
+    if (rc || taken) return rc;
+    return dkv_fail(err, DKV_EUSER, "--convention %s: no kernel here is a function of a Python file (--kernel FILE.py:FUNCTION)",
+                    name);
 }
 
 /* Records never go over a file that the run reads: its kernels, its lines, its waivers, its report. */
@@ -307,8 +321,7 @@ int dkv_parseCli(unsigned command, int argc, char **argv, dkv_cli *out, dkv_err 
     if (!rc && out->quiet && out->verbose) rc = dkv_fail(err, DKV_EUSER, "--quiet and --verbose together");
     for (int k = 0; k < out->n_kernels && !rc; k++)
         if (out->kernels[k].kind == DKV_SPEC_FILES) rc = dkv_setFilesDir(out->kernels[k].path, err);
-    for (int k = 0; k < out->n_kernels && !rc; k++) rc = addConvention(out, &out->kernels[k], err);
-    if (!rc && out->has_peer) rc = addConvention(out, &out->peer, err);
+    if (!rc && command != DKV_CMD_INIT) rc = takeConvention(out, err); /* init takes it for a file to write */
     if (!rc && out->files) rc = dkv_setFilesDir(out->files, err);
     if (!rc && command != GATE) rc = keepApart(out, err); /* gate has more files, and its own word for it */
     return rc;

@@ -10,10 +10,9 @@
 
 #include "cli.h"
 #include "pyhost.h"
-#include "status.h"
 
 #define PLACEHOLDER "my_attention" /* the function's name in the files of start/ */
-enum { FILE_MAX = 65536, CONVENTIONS_MAX = 32 };
+enum { FILE_MAX = 65536 };
 
 /* Words of the language, which name no function. */
 static bool isKeyword(const char *name) {
@@ -44,20 +43,6 @@ static int parseTarget(const char *word, char *path, size_t n, const char **func
     return 0;
 }
 
-static int checkConvention(const char *name, dkv_err *err) {
-    static dkv_convention known[CONVENTIONS_MAX];
-    const char *names[CONVENTIONS_MAX];
-    int n = 0;
-    while (n < CONVENTIONS_MAX && dkv_listConvention(n, &known[n])) {
-        names[n] = known[n].name;
-        if (strcmp(known[n++].name, name) == 0) return 0;
-    }
-    if (!n) return dkv_fail(err, DKV_EUSER, "init: the Python package is not beside the program");
-    const char *near = dkv_nearestWord(name, names, (size_t)n);
-    return dkv_fail(err, DKV_EUSER, "unknown convention '%.80s'%s%s%s", name, near ? ": did you mean '" : ": see `dualkv list conventions`",
-                    near ? near : "", near ? "'?" : "");
-}
-
 /* The text with the function's own name. */
 static int writeText(int fd, const char *text, const char *function) {
     for (const char *at; (at = strstr(text, PLACEHOLDER)); text = at + strlen(PLACEHOLDER))
@@ -73,7 +58,7 @@ int dkv_cmdInit(const dkv_cli *cli) {
     int rc = 0;
     if (cli->n_words != 1) rc = dkv_fail(&err, DKV_EUSER, "init: which file? dualkv init FILE.py:FUNCTION");
     if (!rc) rc = parseTarget(cli->words[0], path, sizeof path, &function, &err);
-    if (!rc) rc = checkConvention(name, &err);
+    if (!rc) rc = dkv_checkConvention(name, &err);
     if (rc || !dkv_findPackage(from, sizeof from - 80)) return dkv_complain(&err);
     snprintf(from + strlen(from), 80, "/dualkv/start/%.40s.py", name);
     FILE *f = fopen(from, "re");

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "guard.h"
+#include "status.h"
 #include "worker.h"
 
 #define LIBRARY "libdualkv.so"
@@ -56,6 +57,22 @@ int dkv_listConvention(int i, dkv_convention *out) {
     }
     if (f) fclose(f);
     return found;
+}
+
+enum { CONVENTIONS_MAX = 32 };
+
+int dkv_checkConvention(const char *name, dkv_err *err) {
+    dkv_convention known[CONVENTIONS_MAX];
+    const char *names[CONVENTIONS_MAX];
+    int n = 0;
+    while (n < CONVENTIONS_MAX && dkv_listConvention(n, &known[n])) {
+        names[n] = known[n].name;
+        if (strcmp(known[n++].name, name) == 0) return 0;
+    }
+    if (!n) return dkv_fail(err, DKV_EUSER, "no convention is known: the Python package is not beside the program");
+    const char *near = dkv_nearestWord(name, names, (size_t)n);
+    return dkv_fail(err, DKV_EUSER, "unknown convention '%.80s'%s%s%s", name,
+                    near ? ": did you mean '" : ": see `dualkv list conventions`", near ? near : "", near ? "'?" : "");
 }
 
 /* ---- the interpreter ---- */

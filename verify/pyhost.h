@@ -18,6 +18,8 @@ typedef struct dkv_convention {
 } dkv_convention;
 /* The i-th; 0 past the end, or where there is no package. */
 int dkv_listConvention(int i, dkv_convention *out);
+/* Is there one of this name? DKV_EUSER, with the nearest, where not. */
+int dkv_checkConvention(const char *name, dkv_err *err);
 
 typedef struct dkv_command_line {
     char *argv[9], **envp; /* NULL-terminated */

@@ -50,23 +50,26 @@ int dkv_bisectExit(int code, const long counts[DKV_ST_N]) {
     return code;
 }
 
-/* Edit distance (insert, delete, change) of short words; long ones are never near. */
+/* Edit distance (insert, delete, change, swap neighbours) of short words; long ones are never near. */
 static size_t distance(const char *a, const char *b) {
     enum { LONGEST = 48 };
-    size_t n = strlen(a), m = strlen(b), row[LONGEST + 1];
+    size_t n = strlen(a), m = strlen(b), rows[3][LONGEST + 1];
     if (n > LONGEST || m > LONGEST) return LONGEST;
-    for (size_t j = 0; j <= m; j++) row[j] = j;
-    for (size_t i = 1; i <= n; i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= m; j++) {
-            size_t change = diagonal + (a[i - 1] != b[j - 1]),
-                   best = row[j] < row[j - 1] ? row[j] : row[j - 1];
-            diagonal = row[j];
-            row[j] = best + 1 < change ? best + 1 : change;
+    for (size_t i = 0; i <= n; i++) {
+        size_t *row = rows[i % 3], *above = rows[(i + 2) % 3], *before = rows[(i + 1) % 3];
+        for (size_t j = 0; j <= m; j++) {
+            if (!i || !j) {
+                row[j] = i + j;
+                continue;
+            }
+            size_t best = above[j] < row[j - 1] ? above[j] + 1 : row[j - 1] + 1;
+            const size_t change = above[j - 1] + (a[i - 1] != b[j - 1]);
+            if (change < best) best = change;
+            const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            row[j] = swapped && before[j - 2] + 1 < best ? before[j - 2] + 1 : best;
         }
     }
-    return row[m];
+    return rows[n % 3][m];
 }
 
 const char *dkv_nearestWord(const char *word, const char *const *words, size_t n) {
