@@ -5,6 +5,7 @@
 # tool that finds nothing there does not see into the worker. Needs a GPU.
 #
 #     TOOLS, KERNELS, SUITE   what to run (defaults as above)
+#     ORACLE=cuda             the kernels of the oracle on the device, too (default: cpu)
 #     JOBS=N                  processes at a time (default: as many as cores)
 #     LOGS=DIR                where the tools' words go (default: a temporary folder). What is complete there, of the same
 #                             program, is not run again: cut off by a limit, the next call goes on
@@ -16,6 +17,7 @@ faulty=${2:-}
 tools=${TOOLS:-racecheck memcheck initcheck synccheck}
 kernels=${KERNELS:-cuda cuda+det}
 suite=${SUITE:-${DUALKV_DATA:-data}/suites/smoke.txt}
+export ORACLE=${ORACLE:-cpu}
 export DUALKV_EXACT_MEMORY=1 # allocations as large as their blocks
 mkdir -p "$LOGS"
 if [ "$("$DUALKV" --version)" != "$(cat "$LOGS/version" 2>/dev/null)" ]; then
@@ -53,7 +55,7 @@ part() { # TOOL KERNEL PART PARTS: every PARTS-th line, from PART on
     mapfile -t lines < <(awk -v n="$4" -v i="$3" 'NR % n == i' "$LINES_FILE")
     [ ${#lines[@]} -gt 0 ] || return 0
     compute-sanitizer --tool "$1" --target-processes all --print-limit 20 \
-        "$DUALKV" check "${lines[@]}" --kernel "$2" --oracle cpu --jobs 1 --repeats 0 --timeout 600 >"$log" 2>&1
+        "$DUALKV" check "${lines[@]}" --kernel "$2" --oracle "$ORACLE" --jobs 1 --repeats 0 --timeout 600 >"$log" 2>&1
     echo "rc $? lines ${#lines[@]}" >>"$log"
 }
 export -f part logOf isDone
