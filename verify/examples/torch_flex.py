@@ -10,7 +10,9 @@ import torch._inductor.config
 from torch.nn.attention.flex_attention import flex_attention
 
 CONVENTION = "flex"
-torch._dynamo.config.recompile_limit = 64
+torch._dynamo.config.recompile_limit = 1024  # each shape is one; beyond the limit it would run uncompiled,
+torch._dynamo.config.accumulated_recompile_limit = 1024
+torch._dynamo.config.fail_on_recompile_limit_hit = True  # and nobody would know
 torch._inductor.config.compile_threads = 1  # two kernels a shape: starting processes that compile takes longer
 _compiled = torch.compile(flex_attention)
 

@@ -5,9 +5,13 @@ FlexAttention has no backward (grad=off lines are judged there); with a GPU wrap
 """
 
 import torch
+import torch._dynamo.config
 from torch.nn.attention.flex_attention import flex_attention
 
 CONVENTION = "flex"
+torch._dynamo.config.recompile_limit = 1024  # each shape is one; beyond the limit it would run uncompiled,
+torch._dynamo.config.accumulated_recompile_limit = 1024
+torch._dynamo.config.fail_on_recompile_limit_hit = True  # and nobody would know
 COMPILED = torch.compile(flex_attention) if torch.cuda.is_available() else flex_attention
 
 
