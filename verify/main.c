@@ -94,7 +94,8 @@ static const dkv_command commands[] = {
      dkv_cmdPower},
     {"export", DKV_CMD_EXPORT, false, "LINE|SUITE... --out DIR|FILE.safetensors", "inputs of cases as safetensors",
      "One file a case, its line in the metadata. --outputs: what they give, too. Outputs (o, lse, dq, dk, dv,\n"
-     "dsink) computed elsewhere and saved with the same metadata are judged by `dualkv check files:DIR`.\n",
+     "dsink) computed elsewhere and saved with the same metadata are judged by `dualkv check files:DIR`.\n"
+     "In Python dualkv.load and dualkv.save read and write them (safetensors.numpy cannot read BF16).\n",
      dkv_cmdExport},
     {"import", DKV_CMD_IMPORT, false, "FILE.safetensors... [LINE] [--out DIR]", "check files of cases, take them into a folder",
      "LINE: for files that have none in their metadata. With q, k, v and no `generator` in the metadata a file is\n"

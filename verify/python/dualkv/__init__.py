@@ -12,12 +12,13 @@ that program.
 from ._lib import VERSION as __version__
 from ._lib import DualKVError, LibraryError, LineError, RefusedError
 from .capture import capture
+from .casefile import CaseFile, load, save
 from .checks import Case, Result, assert_equivalent, cases, check
 from .inputs import Inputs, decode_bf16, encode_bf16, inputs
 from .problem import Expansion, KeyRange, Problem, Segment, canonical, suite, suites
 
 __all__ = [
-    "Case", "DualKVError", "Expansion", "Inputs", "KeyRange", "LibraryError", "LineError", "Problem", "RefusedError",
+    "Case", "CaseFile", "DualKVError", "Expansion", "Inputs", "KeyRange", "LibraryError", "LineError", "Problem", "RefusedError",
     "Result", "Segment", "__version__", "assert_equivalent", "canonical", "capture", "cases", "check", "decode_bf16", "encode_bf16",
-    "inputs", "suite", "suites",
+    "inputs", "load", "save", "suite", "suites",
 ]

@@ -18,49 +18,21 @@ call alone. Outside of the chosen steps and layers nothing is copied, hooked or 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
-import struct
-import tempfile
 import warnings
 from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from .casefile import CODES, write_safetensors
 from .problem import Problem
 
 #: Names in a file, in the order of ref/dualkv_kernel.h.
 TENSORS = ("q", "k", "v", "do", "dlse", "sink", "o", "lse", "dq", "dk", "dv", "dsink")
 _SINGLE = ("dlse", "sink", "lse", "dsink")
-_DTYPES = {"bf16": ("BF16", np.dtype(np.uint16)), "fp16": ("F16", np.dtype(np.float16)), "fp32": ("F32", np.dtype(np.float32))}
 _ENDING = ".safetensors"
-
-
-def write_safetensors(path: str, tensors: Mapping[str, tuple[str, npt.NDArray[Any]]], metadata: Mapping[str, str]) -> int:
-    """Writes name: (safetensors dtype, contiguous array) and metadata, atomically. Returns the bytes written."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    at = 0
-    order = sorted(tensors, key=lambda name: -tensors[name][1].itemsize)  # the larger first, so that all are aligned
-    for name in order:
-        kind, array = tensors[name]
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
-        at += array.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    fd, temporary = tempfile.mkstemp(prefix=".capture-", dir=os.path.dirname(path) or ".")
-    try:
-        with os.fdopen(fd, "wb") as f:
-            f.write(struct.pack("<Q", len(text)) + text)
-            for name in order:
-                f.write(memoryview(np.ascontiguousarray(tensors[name][1]).reshape(-1).view(np.uint8)))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return 8 + len(text) + at
 
 
 def _is_torch(x: Any) -> bool:
@@ -77,12 +49,28 @@ def _copy(x: Any) -> npt.NDArray[Any]:
     return x.view(torch.int16).numpy().view(np.uint16) if x.dtype == torch.bfloat16 else x.numpy()
 
 
-def _dtype_of(x: Any) -> str:
-    name = str(x.dtype).replace("torch.", "")
-    words = {"bfloat16": "bf16", "uint16": "bf16", "float16": "fp16", "float32": "fp32"}
-    if name not in words:
-        raise ValueError(f"q is of {name}; bfloat16 (NumPy: its bits, uint16), float16 and float32 can be judged")
-    return words[name]
+_KINDS = {"uint16": "bf16", "float16": "fp16", "float32": "fp32"}
+_SAID = {"bf16": "bf16 (NumPy: its bits, uint16, as dualkv.encode_bf16 makes them)", "fp16": "fp16", "fp32": "fp32"}
+
+
+def _dtype_of(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    """The one dtype of q, k, v, o and their gradients; LSE and the sink are fp32 beside them."""
+    kinds = {n: _KINDS.get(str(x.dtype)) for n, x in tensors.items()}
+    for n, kind in kinds.items():
+        if kind is None and n not in _SINGLE:
+            raise ValueError(f"{n} is of {tensors[n].dtype}; bfloat16 (NumPy: its bits, uint16), float16 and float32 can be judged")
+        if n in _SINGLE and kind != "fp32":
+            raise ValueError(f"{n} is of {tensors[n].dtype}; it is float32, whatever q is")
+        if n not in _SINGLE and kind != kinds["q"]:
+            raise ValueError(f"q is {_SAID[kinds['q'] or '']} and {n} {_SAID[kind or '']}: q, k, v, o and their gradients are of one dtype")
+    return kinds["q"] or ""
+
+
+def _words_of(p: Problem) -> str:
+    """Of a problem, with the words that its line leaves out and that the tensors would say otherwise."""
+    said = {w.split("=")[0] for w in p.line.split()}
+    words = {"heads": f"{p.hq}:{p.hkv}", "dim": f"{p.dqk}:{p.dv}", "dtype": p.dtype}
+    return " ".join([p.line] + [f"{k}={v}" for k, v in words.items() if k not in said])
 
 
 def _shape_of(cu_seqlens: Any) -> str:
@@ -225,10 +213,12 @@ class capture:
     # ---- explicitly ----
 
     def record(self, *, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, do: Any = None, dq: Any = None,
-               dk: Any = None, dv: Any = None, dlse: Any = None, sink: Any = None, dsink: Any = None, problem: str = "",
-               cu_seqlens: Iterable[int] | None = None, layer: int | str | None = None, name: str | None = None) -> str | None:
-        """Writes one case of packed tensors (torch, or NumPy; bf16 there as bits, uint16). `problem`: the words of its line
-        that the tensors do not show (shape, mask, scale, ...); `cu_seqlens` in place of a shape of plain sequences.
+               dk: Any = None, dv: Any = None, dlse: Any = None, sink: Any = None, dsink: Any = None,
+               problem: str | Problem = "", cu_seqlens: Iterable[int] | None = None, layer: int | str | None = None, name: str | None = None) -> str | None:
+        """Writes one case of packed tensors, torch or NumPy: q, dq [Tq, Hq, Dqk], k, dk [Tk, Hkv, Dqk], v, dv [Tk, Hkv, Dv], o, do
+        [Tq, Hq, Dv] of one dtype (bf16 in NumPy: bits, uint16), lse, dlse [Hq, Tq], sink, dsink [Hq] of float32. `problem`: the
+        words of its line that the tensors do not show (shape, mask, scale, ...; without `dtype=` it is the tensors'), or a
+        Problem, whose dtype they must have; `cu_seqlens` in place of a shape of plain sequences.
         Returns the path; None outside of `with`, where this step or layer is not wanted, or the folder is full. ValueError
         where tensors and line do not fit each other."""
         chosen = self._next(layer)
@@ -236,9 +226,10 @@ class capture:
             return None
         given = {"q": q, "k": k, "v": v, "do": do, "dlse": dlse, "sink": sink, "o": o, "lse": lse, "dq": dq, "dk": dk,
                  "dv": dv, "dsink": dsink}
+        words = _words_of(problem) if isinstance(problem, Problem) else problem
         if cu_seqlens is not None:
-            problem = f"shape={_shape_of(cu_seqlens)} {problem}"
-        return self._write(chosen, problem, _dtype_of(q), {n: _copy(x) for n, x in given.items() if x is not None}, name)
+            words = f"shape={_shape_of(cu_seqlens)} {words}"
+        return self._write(chosen, words, {n: _copy(x) for n, x in given.items() if x is not None}, name)
 
     # ---- writing ----
 
@@ -252,26 +243,28 @@ class capture:
                 words += f" {key}={value}"
         return Problem(words)
 
-    def _write(self, layer: int | str, words: str, dtype: str, tensors: dict[str, npt.NDArray[Any]],
+    def _write(self, layer: int | str, words: str, tensors: dict[str, npt.NDArray[Any]],
                name: str | None = None) -> str | None:
         if any(tensors[n].ndim != 3 for n in ("q", "k", "v")):
             raise ValueError("q, k and v are packed: [tokens, heads, dim]")
         for n, needs in (("dq", "do"), ("dk", "do"), ("dv", "do"), ("dlse", "do"), ("dsink", "do"), ("dsink", "sink")):
             if n in tensors and needs not in tensors:
                 raise ValueError(f"{n} without {needs}: nobody can say what it should be")
+        dtype = _dtype_of(tensors)
         p = self._line(words, dtype, tensors)
+        if p.dtype != dtype:
+            raise ValueError(f"q is {_SAID[dtype]}, and the problem says dtype={p.dtype}")
         shapes = {"q": (p.tq, p.hq, p.dqk), "k": (p.tk, p.hkv, p.dqk), "v": (p.tk, p.hkv, p.dv), "o": (p.tq, p.hq, p.dv),
                   "lse": (p.hq, p.tq), "sink": (p.hq,)}
         shapes.update({"do": shapes["o"], "dq": shapes["q"], "dk": shapes["k"], "dv": shapes["v"], "dlse": shapes["lse"],
                        "dsink": shapes["sink"]})
         out = {}
         for n, x in tensors.items():
-            kind, numpy = _DTYPES["fp32" if n in _SINGLE else p.dtype]
-            if x.shape != shapes[n] or x.dtype != numpy:
-                raise ValueError(f"{n} is {x.dtype} {list(x.shape)}; '{p.line}' wants {numpy} {list(shapes[n])}")
+            if x.shape != shapes[n]:
+                raise ValueError(f"{n} is {list(x.shape)}; {list(shapes[n])} is right for '{p.line}'")
             if n in ("q", "k", "v", "do", "dlse", "sink") and not _finite(x):
                 raise ValueError(f"{n} holds NaN or Inf")
-            out[n] = (kind, x)
+            out[n] = (CODES["fp32" if n in _SINGLE else p.dtype], x)
         size = sum(x.nbytes for _, x in out.values()) + 4096
         if size + _held(self.dir) > self.max_bytes:
             self._skip(layer, f"{size} bytes more than max_bytes={self.max_bytes} leaves room for in {self.dir}")
@@ -311,7 +304,7 @@ class _Call:
 
     def __init__(self, owner: capture, layer: int | str):
         self.owner, self.layer = owner, layer
-        self.words, self.dtype, self.batched = "", "", False
+        self.words, self.batched = "", False
         self.tensors: dict[str, npt.NDArray[Any]] = {}
         self.waiting: set[str] = set()
         self.done = False
@@ -325,7 +318,7 @@ class _Call:
     def inputs(self, words: str, how: Mapping[str, Any], *qkv: Any) -> tuple[Any, ...]:
         """Copies them, and returns what the function is to get: with torch an alias of each, whose gradient is that of
         this call alone."""
-        self.words, self.dtype, self.batched = words, _dtype_of(qkv[0]), bool(how.get("batched"))
+        self.words, self.batched = words, bool(how.get("batched"))
         passed = []
         for name, x in zip(("q", "k", "v"), qkv):
             self.tensors[name] = self._packed(x)
@@ -377,7 +370,7 @@ class _Call:
             for name in ("dq", "dk", "dv"):
                 self.tensors.pop(name, None)
         try:
-            self.owner._write(self.layer, self.words, self.dtype, self.tensors)
+            self.owner._write(self.layer, self.words, self.tensors)
         except Exception as e:  # noqa: BLE001
             self.owner._skip(self.layer, e)
         self.tensors = {}

@@ -11,6 +11,7 @@ import ctypes
 import os
 import weakref
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Iterable, Literal, Union, cast
 
 import numpy as np
@@ -220,6 +221,24 @@ class Problem:
         return np.moveaxis(out, 0, axis)
 
     # ---- what a row sees ----
+
+    @cached_property
+    def _kernel_view(self) -> Any:
+        from .view import View
+
+        return View(self.view("packed"))
+
+    def query_rows(self, s: Segment) -> npt.NDArray[np.int64]:
+        """Packed rows of Q of a segment [q_len], in order of position."""
+        return cast("npt.NDArray[np.int64]", self._kernel_view.query_rows(s))
+
+    def key_rows(self, s: Segment) -> npt.NDArray[np.int64]:
+        """Packed rows of K and V [keys] that a segment sees, in order of position; the mask may hide some from a row."""
+        return cast("npt.NDArray[np.int64]", self._kernel_view.key_rows(s))
+
+    def visible(self, s: Segment) -> npt.NDArray[np.bool_]:
+        """[q_len, keys]: which of ``key_rows(s)`` each row of the segment sees."""
+        return cast("npt.NDArray[np.bool_]", self._kernel_view.visible(s))
 
     def positions(self, layout: Layout = "packed") -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Position of each query row [tq] and of each key row [tk]: tokens that its segment sees before it."""

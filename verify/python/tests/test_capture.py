@@ -93,6 +93,14 @@ class Captured(InFolder):
             cap.record(**t, cu_seqlens=np.array([0, 5, 14, 15], np.int32), problem="mask=full")
         self.assertEqual(set(self.judge().values()), {"PASSED"})
 
+    def test_the_dtype_is_the_tensors(self):
+        q, k, v = arrays(3, (22, 2, 8), (22, 1, 8), (22, 1, 8))
+        with dualkv.capture(self.dir) as cap:
+            for x in ((q, k, v), [a.astype(np.float16) for a in (q, k, v)], [dualkv.encode_bf16(a) for a in (q, k, v)]):
+                cap.record(q=x[0], k=x[1], v=x[2], problem="shape=12+2x5")
+            cap.record(q=x[0], k=x[1], v=x[2], problem=dualkv.Problem("shape=12+2x5 heads=2:1 dim=8"))
+        self.assertEqual([dualkv.load(f).problem.dtype for f in cap.files], ["fp32", "fp16", "bf16", "bf16"])
+
     def test_sixteen_bits(self):
         t = case("shape=12+4 heads=2:2 dim=8 dtype=fp32")
         bits = {n: dualkv.encode_bf16(x) for n, x in t.items() if n in ("q", "k", "v")}
@@ -151,9 +159,14 @@ class Captured(InFolder):
 
     def test_what_does_not_fit_is_said(self):
         t = case(self.LINE)
-        rows = [(dict(t, o=t["o"][:-1]), "shape=20+2x9", "o is float32"), (t, "shape=20+2x8", "'shape=20+2x8"),
-                (dict(t, k=t["k"].astype(np.float16)), "shape=20+2x9", "k is float16"), (t, "shape=20+", "shape"),
-                (dict(t, q=t["q"].astype(np.float64)), "shape=20+2x9", "float64"),
+        rows = [(dict(t, o=t["o"][:-1]), "shape=20+2x9", "o is [37, 2, 8]"), (t, "shape=20+2x8", "'shape=20+2x8"),
+                (dict(t, k=t["k"].astype(np.float16)), "shape=20+2x9", "q is fp32 and k fp16: q, k, v, o and"), (t, "shape=20+", "shape"),
+                (dict(t, q=t["q"].astype(np.float64)), "shape=20+2x9", "q is of float64"),
+                (dict(t, o=dualkv.encode_bf16(t["o"])), "shape=20+2x9", "q is fp32 and o bf16 (NumPy: its bits, uint16"),
+                (dict(t, lse=t["lse"].astype(np.float64)), "shape=20+2x9", "lse is of float64; it is float32"),
+                (t, "shape=20+2x9 dtype=bf16", "q is fp32, and the problem says dtype=bf16"),
+                (t, dualkv.Problem("shape=20+2x9 heads=2:2 dim=8"), "q is fp32, and the problem says dtype=bf16"),
+                (t, dualkv.Problem("shape=20+2x9 dim=8 dtype=fp32"), "q is [38, 2, 8]; [38, 1, 8] is right"),
                 (dict(t, v=t["v"] * np.nan), "shape=20+2x9", "v holds NaN"),
                 (dict(t, q=t["q"][0]), "shape=20+2x9", "packed"),
                 ({n: x for n, x in t.items() if n != "do"}, "shape=20+2x9", "dq without do"),
