@@ -3,7 +3,7 @@
 # that may not be done it names them, exit 1. CC, CPPFLAGS and LDFLAGS are the compiler's.
 set -u
 build="libopenblas-dev librandom123-dev libcjson-dev libsqlite3-dev"
-test="libcmocka-dev libxml2-utils gnuplot-nox python3-numpy python3-yaml"
+test="libcmocka-dev libxml2-utils gnuplot-nox python3-numpy python3-yaml python3-mypy"
 
 compiles() { # HEADER... -lLIBRARY...: do they compile and link?
     for word; do

@@ -21,7 +21,7 @@ import functools
 import os
 import re
 import warnings
-from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterable, Mapping, Sequence, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,14 @@ def _copy(x: Any) -> npt.NDArray[Any]:
     import torch
 
     x = x.detach().to("cpu", copy=True).contiguous()
-    return x.view(torch.int16).numpy().view(np.uint16) if x.dtype == torch.bfloat16 else x.numpy()
+    out = x.view(torch.int16).numpy().view(np.uint16) if x.dtype == torch.bfloat16 else x.numpy()
+    return cast("npt.NDArray[Any]", out)
+
+
+def _functional() -> Any:
+    import torch.nn.functional
+
+    return torch.nn.functional
 
 
 _KINDS = {"uint16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -100,7 +107,7 @@ class capture:
         self.files: list[str] = []
         self.skipped: list[str] = []
         self._wanted = steps is None or step in steps
-        self._sdpa, self._original = sdpa, None
+        self._sdpa, self._original = sdpa, cast(Any, None)
         self._calls = 0
         self._open: list[_Call] = []
 
@@ -112,17 +119,14 @@ class capture:
         os.makedirs(self.dir, exist_ok=True)
         self.active = True
         if self._sdpa:
-            import torch.nn.functional as functional
-
+            functional = _functional()
             self._original = functional.scaled_dot_product_attention
             functional.scaled_dot_product_attention = self.sdpa(self._original)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._original is not None:
-            import torch.nn.functional as functional
-
-            functional.scaled_dot_product_attention = self._original
+            _functional().scaled_dot_product_attention = self._original
             self._original = None
         self.active = False
         for call in self._open:

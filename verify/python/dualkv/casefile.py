@@ -73,7 +73,7 @@ def write_safetensors(path: str, tensors: Mapping[str, tuple[str, npt.NDArray[An
         with os.fdopen(fd, "wb") as f:
             f.write(struct.pack("<Q", len(text)) + text)
             for name in order:
-                f.write(memoryview(np.ascontiguousarray(tensors[name][1]).reshape(-1).view(np.uint8)))
+                f.write(np.ascontiguousarray(tensors[name][1]).reshape(-1).view(np.uint8).data)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

@@ -412,11 +412,11 @@ def flex_blocks(mask_mod: Any, rows: int, keys: int, device: str, pairs: int = F
         counts.append(seen.view(-1, b, n_keys, b).sum(dim=(1, 3)))
     count = torch.cat(counts)[None, None]
     whole = count == b * b
-    args = []
+    args: list[Any] = []
     for blocks in ((count > 0) & ~whole, whole):
         order = torch.argsort(blocks.to(torch.int32), dim=-1, descending=True, stable=True)
         args += [blocks.sum(dim=-1, dtype=torch.int32), order.to(torch.int32)]
-    return BlockMask.from_kv_blocks(*args, BLOCK_SIZE=b, mask_mod=mask_mod, seq_lengths=(rows, keys))
+    return BlockMask.from_kv_blocks(args[0], args[1], args[2], args[3], BLOCK_SIZE=b, mask_mod=mask_mod, seq_lengths=(rows, keys))
 
 
 def _flex_calls(setting: Setting, p: View) -> Iterator[Call]:

@@ -630,7 +630,7 @@ class Launch:
             self.xp.store(self.dsink, got.pop())
         self.collect(call, acc, got)
 
-    def pull_merged(self, parts: list[tuple[Any, ...]], acc: list[Any]) -> None:
+    def pull_merged(self, parts: Sequence[tuple[Any, ...]], acc: list[Any]) -> None:
         """Through the merge: o = sum of w o_i, w = exp(lse_i - lse), by rows."""
         o, lse = self.merge([(c, y.detach(), z.detach()) for c, _, _, y, z in parts])
         do = self.do.float()

@@ -52,8 +52,9 @@ def _one(problem: Problem, layout: str, name: str, form: int, dtype: np.dtype[An
 
 def _torch(bits: npt.NDArray[Any], bf16: bool, device: Any) -> Any:
     import torch
+    from torch.utils.dlpack import from_dlpack
 
-    tensor = torch.from_dlpack(bits.view(np.int16) if bf16 else bits)
+    tensor = from_dlpack(bits.view(np.int16) if bf16 else bits)
     tensor = tensor.view(torch.bfloat16) if bf16 else tensor
     return tensor if device is None else tensor.to(device)
 
