@@ -63,6 +63,8 @@ static const option options[] = {
      FIELD(markdown), 0, 0, DKV_CMD_REPORT | DKV_CMD_POWER | GATE},
     {"--html", NULL, "FILE", "the report as one self-contained page (gate: default report.html in --out)", WORD, FIELD(html), 0, 0,
      DKV_CMD_REPORT | GATE},
+    {"--template", NULL, "FILE", "--markdown is this text, its @lines filled from the records that it names", WORD, FIELD(pattern), 0, 0,
+     DKV_CMD_REPORT},
     {"--plots", NULL, "DIR", "plots as SVG (gnuplot), with their data and script", WORD, FIELD(plots), 0, 0, DKV_CMD_REPORT},
     {"--reseed", NULL, "N", "the same lines, each with another seed: its own plus N", COUNT, FIELD(reseed), 0,
      1e9, DKV_CMD_CHECK},

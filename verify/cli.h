@@ -40,7 +40,7 @@ typedef struct dkv_cli {
     dkv_kernel_spec kernels[DKV_KERNELS_MAX];
     int n_kernels;
     const char *convention;
-    const char *json, *markdown, *html, *plots, *waivers, *files, *arithmetic;
+    const char *json, *markdown, *html, *plots, *pattern, *waivers, *files, *arithmetic;
     const char *judge;                  /* --oracle of check */
     const char *out, *outputs, *layout; /* of export, import; out also of gate */
     const char *accepted, *junit, *history; /* of gate */

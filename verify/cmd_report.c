@@ -12,6 +12,7 @@
 #include "../reports/report_md.h"
 #include "../reports/report_page.h"
 #include "../reports/report_plots.h"
+#include "../reports/report_template.h"
 #include "cli.h"
 #include "record.h"
 #include "status.h"
@@ -123,9 +124,29 @@ static int placeAll(dkv_cli *with, char paths[3][4200], dkv_err *err) {
     return 0;
 }
 
+/* A page whose text is the user's: it names its records itself. */
+static int fillPage(const dkv_cli *cli, dkv_err *err) {
+    char *text = NULL;
+    size_t n = 0;
+    if (cli->n_words || cli->html || cli->plots || cli->out || !cli->markdown)
+        return dkv_fail(err, DKV_EUSER, "report: --template goes with --markdown OUT alone; its records stand in it (@records)");
+    if (dkv_checkOutPath("--markdown", cli->markdown, err)) return DKV_EUSER;
+    if (dkv_isSameFile(cli->pattern, cli->markdown)) return dkv_fail(err, DKV_EUSER, "report: '%.200s' is the template", cli->markdown);
+    FILE *f = open_memstream(&text, &n);
+    int rc = f ? dkv_fillTemplate(cli->pattern, f, err) : dkv_fail(err, DKV_EHARNESS, "out of memory for a page");
+    if (f && fclose(f) != 0 && !rc) rc = dkv_fail(err, DKV_EHARNESS, "out of memory for a page");
+    if (!rc && strcmp(cli->markdown, "-") == 0 && fwrite(text, 1, n, stdout) != n)
+        rc = dkv_fail(err, DKV_EHARNESS, "cannot write the page");
+    else if (!rc && strcmp(cli->markdown, "-") != 0 && dkv_writeWhole(cli->markdown, text, n))
+        rc = dkv_fail(err, DKV_EHARNESS, "cannot write '%s': %s", cli->markdown, strerror(errno));
+    free(text);
+    return rc;
+}
+
 int dkv_cmdReport(const dkv_cli *cli) {
     char paths[3][4200];
     dkv_err err = {0};
     dkv_cli with = *cli;
+    if (cli->pattern) return fillPage(cli, &err) ? dkv_complain(&err) : DKV_EXIT_OK;
     return placeAll(&with, paths, &err) || dkv_makeReport(&with, &err) ? dkv_complain(&err) : DKV_EXIT_OK;
 }

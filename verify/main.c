@@ -37,7 +37,9 @@ static const dkv_command commands[] = {
      dkv_cmdDiagnose},
     {"report", DKV_CMD_REPORT, true, "[--out DIR] [--html FILE] [--markdown FILE] [--plots DIR] RECORDS...", "a page or tables from records",
      "RECORDS are files that --json wrote (check, gate, fuzz, bench, power). Lines that are no records are skipped and named.\n"
-     "--html: a page for a sceptic; --markdown: a short one for a pull request; --plots: SVG files by gnuplot, where it is there.\n",
+     "--html: a page for a sceptic; --markdown: a short one for a pull request; --plots: SVG files by gnuplot, where it is there.\n"
+     "--template FILE --markdown OUT: a text of yours with tables of records: lines `@records FILE.jsonl[.gz]`, then `@verdicts`,\n"
+     "`@refused`, `@profiles`, `@errors`, `@long`, `@bias`, `@repeats`, `@failed`, `@case SET KERNEL LINE`, `@files`.\n",
      dkv_cmdReport},
     {"history", DKV_CMD_HISTORY, false, "DIR|RECORDS... [--trend WHAT]", "records of many runs: list, filter, export, trends",
      "DIR: its *.jsonl, and those of the folders in it. The records are the truth; an SQLite index beside them is made from\n"
