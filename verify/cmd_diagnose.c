@@ -39,6 +39,24 @@ static int prepare(const dkv_cli *cli, dkv_problem *p, dkv_err *err) {
     return rc;
 }
 
+/* What kernels that declare no arithmetic are held to; replay lines name it. */
+static int holdTo(const dkv_cli *cli, const dkv_problem *p, dkv_diagnose_options *o, dkv_err *err) {
+    static dkv_fits fits;
+    static dkv_choice choice;
+    const char *name = cli->arithmetic;
+    if (!name) return 0;
+    if (strcmp(name, "auto")) snprintf(choice.words, sizeof choice.words, "held to %.80s, as asked", name);
+    else if (dkv_chooseArithmetic(p, &cli->kernels[0], o, &choice, err)) return (int)err->code;
+    else name = choice.name;
+    if (name) dkv_nameFits(name, 1u << p->dtype, &fits);
+    if (name && !fits.of[p->dtype].known)
+        snprintf(choice.words, sizeof choice.words, "%.80s is none of %s, so it is held to none", name, dkv_dtypeName(p->dtype));
+    dkv_nameOptions(&(dkv_run_options){name, cli->judge, cli->repeats, cli->timeout, cli->level, cli->budget});
+    o->fits = &fits;
+    o->held = choice.words;
+    return 0;
+}
+
 static int writeJson(const dkv_cli *cli, const dkv_diagnosis *d, dkv_err *err) {
     dkv_record_file file = {.path = cli->json};
     if (!cli->json) return 0;
@@ -53,29 +71,26 @@ int dkv_cmdDiagnose(const dkv_cli *cli) {
     dkv_problem p;
     dkv_err err = {0};
     double seconds = 0;
-    static dkv_fits fits;
     dkv_diagnosis *d = calloc(1, sizeof *d);
     FILE *f = cli->json && strcmp(cli->json, "-") == 0 ? stderr : stdout;
-    if (!d || prepare(cli, &p, &err) || (cli->time && dkv_parseTime(cli->time, &seconds, &err)) ||
-        (cli->arithmetic && dkv_fitKernel(&cli->kernels[0], cli->arithmetic, 1u << p.dtype, cli->timeout, dkv_dataDir(), &fits, &err))) {
-        if (!d)
-            dkv_fail(&err, DKV_EHARNESS, "out of memory");
-        else
-            dkv_freeProblem(&p);
-        free(d);
-        return dkv_complain(&err);
-    }
-    const dkv_diagnose_options options = {.data_dir = dkv_dataDir(),
-                                          .level = cli->level > 0 ? cli->level : cli->budget / DKV_N_OUTPUTS,
-                                          .timeout = cli->timeout,
-                                          .seconds = seconds,
-                                          .threads = dkv_hostCores(),
-                                          .repeats = cli->repeats > 1 ? cli->repeats : REPEATS,
-                                          .what = !cli->where,
-                                          .exclude = cli->exclude,
-                                          .fits = cli->arithmetic ? &fits : NULL};
+    const bool bad = !d || prepare(cli, &p, &err) || (cli->time && dkv_parseTime(cli->time, &seconds, &err));
+    dkv_diagnose_options options = {.data_dir = dkv_dataDir(),
+                                    .level = cli->level > 0 ? cli->level : cli->budget / DKV_N_OUTPUTS,
+                                    .timeout = cli->timeout,
+                                    .seconds = seconds,
+                                    .threads = dkv_hostCores(),
+                                    .repeats = cli->repeats > 1 ? cli->repeats : REPEATS,
+                                    .what = !cli->where,
+                                    .exclude = cli->exclude};
     openblas_set_num_threads(1); /* parallel over heads, not inside a product */
-    dkv_catchSignals();
+    if (!bad) dkv_catchSignals();
+    if (bad || holdTo(cli, &p, &options, &err)) {
+        if (!d) dkv_fail(&err, DKV_EHARNESS, "out of memory");
+        else dkv_freeProblem(&p);
+        free(d);
+        const int wrong = dkv_complain(&err);
+        return dkv_stopRequested ? 128 + dkv_stopRequested : wrong;
+    }
     int code = dkv_diagnoseLine(&p, &cli->kernels[0], &options, d, &err);
     if (code)
         code = dkv_complain(&err);

@@ -259,6 +259,7 @@ int dkv_diagnoseLine(const dkv_problem *p, const dkv_kernel_spec *kernel, const 
                      dkv_diagnosis *out, dkv_err *err) {
     dkv_worker w;
     memset(out, 0, sizeof *out);
+    snprintf(out->held, sizeof out->held, "%s", options->held ? options->held : "");
     dkv_diag d = {.o = options, .out = out};
     const dkv_case_options with = {.data_dir = options->data_dir,
                                    .level = options->level,

@@ -77,6 +77,7 @@ typedef struct dkv_repeats {
 typedef struct dkv_diagnosis {
     dkv_result result;
     char sentence[1000]; /* the first line */
+    char held[300];      /* the arithmetic it is held to, of a kernel that declares none; "": none was asked for */
     dkv_tensor_where tensor[DKV_N_OUTPUTS];
     int n_spots;
     dkv_spot spot[DKV_SPOTS_MAX];
@@ -95,7 +96,17 @@ typedef struct dkv_diagnose_options {
     bool what;                      /* hypotheses, too */
     const char *exclude;            /* of them, names; or NULL */
     const dkv_fits *fits;
+    const char *held;               /* what kernels that declare nothing are held to, in words; or NULL */
 } dkv_diagnose_options;
+
+/* For a kernel that declares no arithmetic: the name of the profile it is to be held to (NULL: none, or it declares one), and
+ * in words which of its tensors that explains. Runs it on a small problem of the line's sizes, mask and modifiers. */
+typedef struct dkv_choice {
+    const char *name;
+    char words[300];
+} dkv_choice;
+int dkv_chooseArithmetic(const dkv_problem *p, const dkv_kernel_spec *kernel, const dkv_diagnose_options *o, dkv_choice *out,
+                         dkv_err *err);
 
 /* Runs the case in a worker of its own and diagnoses it. 0, also where a signal came once values were judged
  * (out->interrupted); or DKV_EHARNESS. */

@@ -79,6 +79,7 @@ static void sayHypotheses(const dkv_diagnosis *d, FILE *f, bool verbose) {
 
 /* The kernel is then weighed against the loosest arithmetic known: much of a fault lies within that. */
 static void sayArithmetic(const dkv_diagnosis *d, FILE *f) {
+    if (d->held[0]) return;
     if (d->n_hypotheses && !strcmp(d->hypothesis[0].name, "unknown") && !d->result.declared)
         fprintf(f, "  its arithmetic is not declared: with --arithmetic NAME (`dualkv list arithmetics`), or auto, a cause may show\n");
 }
@@ -106,6 +107,7 @@ void dkv_sayDiagnosis(const dkv_diagnosis *d, FILE *f, bool verbose) {
     const bool none = d->interrupted && r->status == DKV_ST_HARNESS_ERROR; /* no verdict, and no fault of the harness */
     fprintf(f, "%s\n%s  %s  [%s]\n", d->sentence, none ? "INTERRUPTED" : dkv_statusRow(r->status)->name, r->line, r->kernel);
     if (d->note[0]) fprintf(f, "  %s\n", d->note);
+    if (d->held[0] && r->judged && !r->declared) fprintf(f, "  its arithmetic is not declared: %s\n", d->held);
     for (int id = 0; id < DKV_N_OUTPUTS; id++) any |= d->tensor[id].present;
     if (any) sayTensors(d, f, verbose);
     for (int i = 0; i < d->n_spots; i++) {
@@ -224,6 +226,7 @@ char *dkv_printDiagnosis(const dkv_diagnosis *d) {
     addRepeats(o, d);
     dkv_addNumber(o, "probes", d->probes);
     addHypotheses(o, d);
+    if (d->held[0]) cJSON_AddStringToObject(o, "held_to", d->held);
     if (d->interrupted) cJSON_AddTrueToObject(o, "interrupted");
     cJSON_AddStringToObject(o, "note", d->note);
     cJSON *case_ = record ? cJSON_Parse(record) : NULL;

@@ -200,7 +200,18 @@ static void strangers_are_held_to_an_arithmetic(void **state) {
     mustSay(1, STRANGER("", "+gain=dV:1.01"), "% too large, in every KV head; no known rounding");
     mustSay(1, STRANGER(" --arithmetic flash", "+gain=dV:1.01"), "--arithmetic flash\n");
     assert_non_null(strstr(output, "1.01 times its value explains 0.9"));
-    mustSay(1, STRANGER(" --arithmetic auto", "+gain=dK:1.01"), "dK");
+    /* auto: not fitted to the fault, but to the other tensors; replay lines name what it was held to. */
+    mustSay(1, STRANGER(" --arithmetic auto", "+gain=dK:1.01"), "held to flash, the tightest that explains all but dK on a");
+    assert_non_null(strstr(output, "dK is less precise than declared"));
+    assert_non_null(strstr(output, " --arithmetic flash\n"));
+    mustSay(1, STRANGER(" --arithmetic auto", "+fault=P6"), "they miss keys 64-99");
+    assert_non_null(strstr(output, "the nearest, which explains none"));
+    mustSay(0, "$B/dualkv diagnose 'shape=100+2x60 heads=4:2 dim=32' --kernel emu+undeclared+partials=low --arithmetic auto",
+            "held to partials, the tightest that explains all its tensors");
+    assert_non_null(strstr(output, "; flash explains all but dK and dV: --arithmetic flash, if that is meant"));
+    mustSay(0, "$B/dualkv diagnose 'shape=9+2x5 dim=8' --kernel emu --arithmetic auto", "nothing is wrong");
+    assert_null(strstr(output, "held to"));
+    mustSay(0, "$B/dualkv diagnose 'shape=9+2x5 dim=8 dtype=fp32' --kernel emu+undeclared --arithmetic flash", "flash is none of fp32");
     mustSay(2, STRANGER(" --arithmetic nope", ""), "'nope' is none of auto");
 }
 
