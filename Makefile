@@ -145,6 +145,7 @@ test: ## everything CI runs: unit tests, the same under sanitizers, Python, self
 SMOKE_FAULTS := A1,A3,B3,B6,C2,D1,D3,E2,F1,G1,G3,H4,H5,I1,J1,L1,X1,X6,X9,X13,X16,X17,Y5,Y12
 test-fuzz: all ## ci and the corpus together, which leave no stratum blind; a minute of fuzzing, some of the planted faults
 	DUALKV_DATA=data $(B)/dualkv check ci corpus --kernel emu --quiet
+	@rm -f $(B)/fuzz.jsonl
 	DUALKV_DATA=data $(B)/dualkv fuzz --kernel emu --time 60s --json $(B)/fuzz.jsonl
 	DUALKV_DATA=data $(B)/dualkv power --kernel emu --faults E5,$(SMOKE_FAULTS) --seeds 1 --no-shrink --no-matrix
 

@@ -137,7 +137,7 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
     bool bad = parseOptions(cli, &c, &profile, &seed, &err) ||
                (cli->judge && dkv_parseOracleMode(cli->judge, &mode, &err)) || dkv_openSampler(profile, seed, &sampler, &err);
     sampler.forward = cli->forward;
-    if (bad || dkv_openLog(&s.log, cli->json, cli->resume, cli->kernels[0].text, &sampler, &err)) {
+    if (bad || dkv_openLog(&s.log, cli->json, cli->resume ? DKV_LOG_RESUME : DKV_LOG_NEW, cli->kernels[0].text, &sampler, &err)) {
         dkv_closeSampler(&sampler);
         return dkv_complain(&err);
     }

@@ -154,14 +154,21 @@ static void letGo(dkv_log *log) {
     log->held = -1;
 }
 
-int dkv_openLog(dkv_log *log, const char *path, bool resume, const char *kernel, const dkv_sampler *s,
-                dkv_err *err) {
-    *log = (dkv_log){.file = {.path = path, .append = resume}, .kernel = kernel, .sampler = s, .held = -1};
-    if (resume && (!path || !strcmp(path, "-")))
+/* What is there stays: a run of hours, or somebody's only copy. */
+static int checkEmpty(const char *path, dkv_err *err) {
+    struct stat st;
+    if (!path || !strcmp(path, "-") || stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0) return 0;
+    return dkv_fail(err, DKV_EUSER, "--json: '%s' is not empty: --resume goes on with the log of a run, a new run wants a new file", path);
+}
+
+int dkv_openLog(dkv_log *log, const char *path, dkv_log_mode mode, const char *kernel, const dkv_sampler *s, dkv_err *err) {
+    *log = (dkv_log){.file = {.path = path, .append = mode != DKV_LOG_NEW}, .kernel = kernel, .sampler = s, .held = -1};
+    if (mode == DKV_LOG_RESUME && (!path || !strcmp(path, "-")))
         return dkv_fail(err, DKV_EUSER, "--resume goes on with the file of --json");
-    int rc = dkv_checkRecordPath(path, err);
+    int rc = dkv_checkOutPath("--json", path, err);
     if (!rc) rc = hold(log, err);
-    if (!rc && resume) rc = readRecords(log, path, err);
+    if (!rc && mode == DKV_LOG_NEW) rc = checkEmpty(path, err);
+    if (!rc && mode == DKV_LOG_RESUME) rc = readRecords(log, path, err);
     if (!rc) return 0;
     free(log->done);
     log->done = NULL;

@@ -110,7 +110,7 @@ static void a_cut_run_goes_on(void **state) {
     close(mkstemp(path));
     assert_int_equal(dkv_openSampler(DKV_QUICK, 4, &s, &err), 0);
     run("emu", &s, 2, 0, 1, &whole);
-    assert_int_equal(dkv_openLog(&log, path, false, "emu", &s, &err), 0);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_NEW, "emu", &s, &err), 0);
     cut.log = &log;
     cut.stop_after = FIRST;
     run("emu", &s, 2, 0, 1, &cut);
@@ -120,7 +120,7 @@ static void a_cut_run_goes_on(void **state) {
     fputs("{\"line\":\"shape=3\",\"ker", f);
     fclose(f);
     cut.stop_after = 0;
-    assert_int_equal(dkv_openLog(&log, path, true, "emu", &s, &err), 0);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_RESUME, "emu", &s, &err), 0);
     run("emu", &s, 2, 0, 1, &cut);
     for (int i = 0; i < CASES; i++) {
         assert_int_equal(cut.times[i], 1);
@@ -128,31 +128,31 @@ static void a_cut_run_goes_on(void **state) {
     }
     assert_int_equal(dkv_closeLog(&log, &err), 0);
     assert_int_equal(countLines(path), CASES);
-    assert_int_equal(dkv_openLog(&log, path, true, "emu", &s, &err), 0);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_RESUME, "emu", &s, &err), 0);
     for (int i = 0; i < DKV_ST_N; i++) all += log.counts[i];
     assert_int_equal(all, CASES);
     dkv_closeLog(&log, &err);
-    assert_int_equal(dkv_openLog(&log, path, true, "emu+bm=16", &s, &err), DKV_EUSER);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_RESUME, "emu+bm=16", &s, &err), DKV_EUSER);
     assert_non_null(strstr(err.text, "of kernel emu,"));
     assert_int_equal(dkv_openSampler(DKV_QUICK, 5, &other, &err), 0);
-    assert_int_equal(dkv_openLog(&log, path, true, "emu", &other, &err), DKV_EUSER);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_RESUME, "emu", &other, &err), DKV_EUSER);
     dkv_closeSampler(&other);
     other = s;
     other.forward = true; /* other cases */
-    assert_int_equal(dkv_openLog(&log, path, true, "emu", &other, &err), DKV_EUSER);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_RESUME, "emu", &other, &err), DKV_EUSER);
     assert_non_null(strstr(err.text, "emu, 4, quick, forward"));
     char command[256]; /* edited by hand: a record twice, another line */
     snprintf(command, sizeof command, "tail -n 1 %s >> %s", path, path);
     assert_int_equal(system(command), 0);
-    assert_int_equal(dkv_openLog(&log, path, true, "emu", &s, &err), DKV_EUSER);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_RESUME, "emu", &s, &err), DKV_EUSER);
     assert_non_null(strstr(err.text, "stands twice"));
     snprintf(command, sizeof command, "sed -i '$d; 3s/shape=/shape=1+/' %s", path);
     assert_int_equal(system(command), 0);
-    assert_int_equal(dkv_openLog(&log, path, true, "emu", &s, &err), DKV_EUSER);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_RESUME, "emu", &s, &err), DKV_EUSER);
     assert_non_null(strstr(err.text, ":3: case "));
     unlink(path);
     assert_int_equal(mkfifo(path, 0600), 0);
-    assert_int_equal(dkv_openLog(&log, path, true, "emu", &s, &err), DKV_EUSER);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_RESUME, "emu", &s, &err), DKV_EUSER);
     dkv_closeSampler(&s);
     unlink(path);
 }
@@ -169,11 +169,11 @@ static void refusals_stand_in_the_log(void **state) {
     memset(&v, 0, sizeof v);
     close(mkstemp(path));
     assert_int_equal(dkv_openSampler(DKV_QUICK, 4, &s, &err), 0);
-    assert_int_equal(dkv_openLog(&log, path, false, kernel, &s, &err), 0);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_NEW, kernel, &s, &err), 0);
     v.log = &log;
     run(kernel, &s, 2, 0, 1, &v);
     assert_int_equal(dkv_closeLog(&log, &err), 0);
-    assert_int_equal(dkv_openLog(&log, path, true, kernel, &s, &err), 0);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_RESUME, kernel, &s, &err), 0);
     assert_int_equal(log.counts[DKV_ST_UNSUPPORTED], CASES);
     assert_int_equal(log.refused.row[0].cases, CASES);
     dkv_closeLog(&log, &err);
@@ -192,7 +192,7 @@ static void mustRefuse(const char *path, const dkv_sampler *s, const char *says)
     dkv_err err = {0};
     struct stat before, after;
     assert_int_equal(stat(path, &before), 0);
-    if (dkv_openLog(&log, path, true, "emu", s, &err) != DKV_EUSER || !strstr(err.text, says))
+    if (dkv_openLog(&log, path, DKV_LOG_RESUME, "emu", s, &err) != DKV_EUSER || !strstr(err.text, says))
         fail_msg("not refused with '%s': %s", says, err.text);
     assert_int_equal(stat(path, &after), 0);
     assert_int_equal(after.st_size, before.st_size);
@@ -217,26 +217,31 @@ static void foreign_records_are_left_alone(void **state) {
     assert_int_equal(dkv_openSampler(DKV_QUICK, 4, &s, &err), 0);
     put(path, "w", "my only copy");
     mustRefuse(path, &s, ":1: not a record, and its end is missing");
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_NEW, "emu", &s, &err), DKV_EUSER);
+    assert_non_null(strstr(err.text, "is not empty: --resume"));
+    snprintf(command, sizeof command, "grep -q '^my only copy$' %s", path);
+    assert_int_equal(system(command), 0);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        assert_int_equal(dkv_openLog(&log, path, false, "emu", &s, &err), 0);
+        put(path, "w", "");
+        assert_int_equal(dkv_openLog(&log, path, DKV_LOG_NEW, "emu", &s, &err), 0);
         memset(&v, 0, sizeof v);
         v.log = &log;
         v.stop_after = 1;
         run("emu", &s, 1, 0, 1, &v);
         if (i == 0) {
-            assert_int_equal(dkv_openLog(&second, path, true, "emu", &s, &err), DKV_EUSER);
+            assert_int_equal(dkv_openLog(&second, path, DKV_LOG_RESUME, "emu", &s, &err), DKV_EUSER);
             assert_non_null(strstr(err.text, "another run writes"));
         }
         assert_int_equal(dkv_closeLog(&log, &err), 0);
         put(path, "a", "{\"lin");
-        assert_int_equal(dkv_openLog(&log, path, true, "emu", &s, &err), 0);
+        assert_int_equal(dkv_openLog(&log, path, DKV_LOG_RESUME, "emu", &s, &err), 0);
         assert_int_equal(dkv_closeLog(&log, &err), 0);
         snprintf(command, sizeof command, "sed -i '%s' %s", rows[i].edit, path);
         assert_int_equal(system(command), 0);
         mustRefuse(path, &s, rows[i].says);
     }
     unlink(path);
-    assert_int_equal(dkv_openLog(&log, path, false, "emu", &s, &err), 0);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_NEW, "emu", &s, &err), 0);
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(dkv_closeLog(&log, &err), 0); /* nothing was logged */
     assert_int_not_equal(access(path, F_OK), 0);

@@ -38,7 +38,7 @@ static const option options[] = {
      RUNS | TRIES | DKV_CMD_BENCH | GATE | DIAGNOSE},
     {"--convention", NULL, "NAME", "how functions of Python files are called: `dualkv list conventions`", WORD,
      FIELD(convention), 0, 0, RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_INIT | GATE | DIAGNOSE},
-    {"--json", NULL, "FILE", "write one JSON object a case (`-`: stdout)", WORD, FIELD(json), 0, 0,
+    {"--json", NULL, "FILE", "write one JSON object a case (`-`: stdout), instead of what is there; never over a log of fuzz", WORD, FIELD(json), 0, 0,
      RUNS | DKV_CMD_POWER | DKV_CMD_BENCH | GATE | DIAGNOSE | COMPARE | BISECT},
     {"--jobs", "-j", "N", "cases at a time (default: as many as cores)", COUNT, FIELD(jobs), 1, 4096,
      RUNS | DKV_CMD_POWER | GATE},

@@ -178,6 +178,7 @@ static int openPlaces(run *r, dkv_err *err) {
     if (!rc) rc = makeFolder("--out", out, err);
     if (!rc) rc = lockFolder(out, err);
     if (!rc) rc = checkPlace("--json", r->records, err);
+    if (!rc) rc = dkv_checkRecordPath(r->records, err);
     if (!rc) rc = checkPlace("--html", r->html, err);
     if (!rc && cli->perf) rc = checkPlace("--perf-json", r->perf_path, err);
     if (!rc) rc = checkPlace("--junit", r->junit_path, err);
@@ -261,9 +262,8 @@ static int runFuzz(run *r, double seconds, const dkv_fits *fits, dkv_err *err) {
                       .budget = cli->budget / r->shares, .confirm = CONFIRM, .report = takeFuzzed, .arg = r};
     int rc = dkv_openSampler(r->profile, r->seed, &sampler, err);
     sampler.forward = cli->forward;
-    if (!rc) rc = dkv_openLog(&r->log, r->records, false, cli->kernels[0].text, &sampler, err);
+    if (!rc) rc = dkv_openLog(&r->log, r->records, DKV_LOG_BEHIND, cli->kernels[0].text, &sampler, err);
     if (!rc) {
-        r->log.file.append = true; /* behind the suite's */
         dkv_runCampaign(&c);
         r->fuzzed = true;
         memcpy(r->fuzz_counts, c.counts, sizeof c.counts);

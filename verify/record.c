@@ -327,7 +327,27 @@ int dkv_checkOutPath(const char *option, const char *path, dkv_err *err) {
     return dkv_fail(err, DKV_EUSER, "%s: cannot write into '%s': %s", option, dir, strerror(errno));
 }
 
-int dkv_checkRecordPath(const char *path, dkv_err *err) { return dkv_checkOutPath("--json", path, err); }
+/* Is the first record one of fuzz/log.h? */
+static bool isFuzzLog(const char *path) {
+    static const char mark[] = ",\"fuzz\":{\"profile\":\""; /* not within a string: its quotes would be escaped */
+    struct stat s;
+    FILE *f = stat(path, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > 0 ? fopen(path, "re") : NULL;
+    char *row = NULL;
+    size_t room = 0;
+    const ssize_t n = f ? getline(&row, &room, f) : -1;
+    const bool found = n > 0 && memmem(row, (size_t)n, mark, sizeof mark - 1);
+    free(row);
+    if (f) fclose(f);
+    return found;
+}
+
+int dkv_checkRecordPath(const char *path, dkv_err *err) {
+    int rc = dkv_checkOutPath("--json", path, err);
+    if (!rc && path && isFuzzLog(path))
+        rc = dkv_fail(err, DKV_EUSER, "--json: '%s' is the log of a fuzzing run, which is not replaced: `fuzz --resume` goes on with it",
+                      path);
+    return rc;
+}
 
 int dkv_writeRecord(dkv_record_file *file, const char *json, dkv_err *err) {
     if (!file->path) return 0;

@@ -54,7 +54,8 @@ typedef struct dkv_record_file {
 
 /* Whether the path of an option can be written, before anything runs (nothing is created or changed); NULL and "-" can. */
 int dkv_checkOutPath(const char *option, const char *path, dkv_err *err);
-int dkv_checkRecordPath(const char *path, dkv_err *err); /* of --json */
+/* The same of --json. Records of an earlier run are replaced; those of a fuzzing run, which can be gone on with, are not. */
+int dkv_checkRecordPath(const char *path, dkv_err *err);
 /* Appends one line and flushes it; the first call truncates, unless `append`. */
 int dkv_writeRecord(dkv_record_file *file, const char *json, dkv_err *err);
 int dkv_closeRecords(dkv_record_file *file, dkv_err *err);
