@@ -9,6 +9,7 @@
 
 #include "../ref/dtype.h"
 #include "../ref/pages.h"
+#include "pieces.h"
 #include "spans.h"
 
 static const char *const names[DKV_N_SLOTS] = {"Q",   "K",  "V",  "dO", "dLSE",  "sink",     "O",
@@ -232,7 +233,10 @@ static void dropKept(dkv_arena *a) {
     }
 }
 
+/* A worker may still have a large one mapped: its pages are free once this returns. */
 void dkv_closeArena(dkv_arena *a) {
+    if (a->room > DKV_ARENA_SMALL && a->fd >= 0 && fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, a->room))
+        a->plan.size = 0; /* then they are free when the worker maps another */
     if (a->base && a->base != MAP_FAILED) munmap(a->base, (size_t)a->room);
     if (a->room && a->fd >= 0) close(a->fd);
     free(a->shadow);
@@ -372,6 +376,29 @@ static void writeInput(const dkv_arena *a, int s, uint8_t *base) {
         dkv_eachSpan(l.w->rows, (double)l.w->rows * (double)(l.w->heads * l.w->dim), expandSpan, &l);
 }
 
+/* Painted as a whole arena is: the pattern's bytes by the parity of the offset. */
+static void paintFrom(uint8_t *to, int64_t offset, int64_t bytes, uint16_t pattern) {
+    paint(to, bytes, offset & 1 ? (uint16_t)(pattern >> 8 | pattern << 8) : pattern);
+}
+
+/* Elements alone, side by side: nothing between them. */
+static bool isDense(const dkv_arena *a, int i) {
+    int64_t bytes = 0;
+    for (int s = 0; s < DKV_SLOT_WORK; s++) {
+        const dkv_view *w = &a->plan.view[s];
+        if (w->present && w->block == i) bytes += w->rows * w->heads * w->dim * w->elt;
+    }
+    return bytes == a->plan.block[i].bytes;
+}
+
+/* An input's block that dkv_fillArena writes whole. */
+static bool isGiven(const dkv_arena *a, int i) {
+    if (a->plan.block[i].role != DKV_ROLE_INPUT || !isDense(a, i)) return false;
+    for (int s = 0; s < DKV_SLOT_O; s++)
+        if (a->plan.view[s].present && a->plan.view[s].block == i && !inputLoop(a, s, a->base).from) return false;
+    return true;
+}
+
 /* [first, end) of a block's pages; 0 bytes past its end. */
 static int64_t spanOfPages(const dkv_arena *a, int64_t *first, int64_t end) {
     *first *= PAGE;
@@ -379,11 +406,25 @@ static int64_t spanOfPages(const dkv_arena *a, int64_t *first, int64_t end) {
     return *first < end ? end - *first : 0;
 }
 
+typedef struct paint_loop {
+    const dkv_arena *a;
+    bool given[DKV_N_SLOTS]; /* blocks of which inputs cover each byte: nothing of a pattern would be left there */
+} paint_loop;
+
 static void paintSpan(int64_t first, int64_t end, int span, void *arg) {
-    const dkv_arena *a = arg;
-    const int64_t bytes = spanOfPages(a, &first, end);
+    const paint_loop *l = arg;
+    const dkv_arena *a = l->a;
+    uint8_t *base = a->shadow ? a->shadow : a->base;
+    int64_t bytes = spanOfPages(a, &first, end);
+    const int64_t last = first + bytes;
     (void)span;
-    if (bytes) paint((a->shadow ? a->shadow : a->base) + first, bytes, a->pattern);
+    for (int i = 0; i < a->plan.n_blocks && first < last; i++) {
+        const int64_t from = a->plan.block[i].offset, to = from + a->plan.block[i].bytes;
+        if (!l->given[i] || to <= first || from >= last) continue;
+        if (from > first) paintFrom(base + first, first, from - first, a->pattern);
+        first = to;
+    }
+    if (first < last) paintFrom(base + first, first, last - first, a->pattern);
 }
 
 static void showSpan(int64_t first, int64_t end, int span, void *arg) {
@@ -399,7 +440,9 @@ void dkv_fillArena(dkv_arena *a, uint16_t pattern, const dkv_inputs *in, const d
     a->expand = expand;
     dropKept(a);
     const int64_t pages = a->plan.size / PAGE + 1;
-    dkv_eachSpan(pages, (double)a->plan.size / 4, paintSpan, a);
+    paint_loop l = {.a = a};
+    for (int i = 0; i < a->plan.n_blocks; i++) l.given[i] = !a->shadow && isGiven(a, i);
+    dkv_eachSpan(pages, (double)a->plan.size / 4, paintSpan, &l);
     for (int s = 0; s < DKV_SLOT_O; s++) writeInput(a, s, a->shadow ? a->shadow : a->base);
     if (a->shadow) dkv_eachSpan(pages, (double)a->plan.size / 4, showSpan, a);
     dkv_poisonWorkspace(a);
@@ -525,11 +568,6 @@ static int64_t countDiffering(const uint8_t *got, const uint8_t *want, int64_t n
 
 /* ---- what a block must hold, where there is no shadow ---- */
 
-/* Painted as a whole arena is: the pattern's bytes by the parity of the offset. */
-static void paintFrom(uint8_t *to, int64_t offset, int64_t bytes, uint16_t pattern) {
-    paint(to, bytes, offset & 1 ? (uint16_t)(pattern >> 8 | pattern << 8) : pattern);
-}
-
 typedef struct pattern_loop {
     const uint8_t *got;
     int64_t offset;
@@ -555,16 +593,6 @@ static bool isPainted(const dkv_arena *a, int i) {
     dkv_eachSpan(b->bytes, (double)b->bytes / 4, patternSpan, &l);
     for (int k = 0; k < DKV_SPANS; k++) any |= l.differs[k];
     return !any;
-}
-
-/* Elements alone, side by side: nothing between them. */
-static bool isDense(const dkv_arena *a, int i) {
-    int64_t bytes = 0;
-    for (int s = 0; s < DKV_SLOT_WORK; s++) {
-        const dkv_view *w = &a->plan.view[s];
-        if (w->present && w->block == i) bytes += w->rows * w->heads * w->dim * w->elt;
-    }
-    return bytes == a->plan.block[i].bytes;
 }
 
 /* Does an input's dense block hold what it was given? */
@@ -639,13 +667,23 @@ static void checkSlack(const dkv_arena *a, int i, dkv_damage *d) {
     d->outside += n;
 }
 
+/* Bytes of pieces that are not as forward left them; *first: where the first of them begins. */
+static int64_t countPieces(const dkv_arena *a, int i, int64_t *first, dkv_damage *d) {
+    const dkv_block_place *b = &a->plan.block[i];
+    uint64_t *now = dkv_sumPieces(a->base + b->offset, b->bytes, NULL);
+    if (!now) noRoom(d);
+    const int64_t n = now ? dkv_comparePieces(now, a->kept[i], b->bytes, first) : 0;
+    free(now);
+    return n;
+}
+
 /* Bytes of a block that this launch may only read that are not as they were. */
 static int64_t countChanged(const dkv_arena *a, int i, int64_t *first, dkv_damage *d) {
     const dkv_block_place *b = &a->plan.block[i];
     const uint8_t *got = a->base + b->offset;
     int64_t last = 0;
     if (a->shadow) return countDiffering(got, a->shadow + b->offset, b->bytes, first, &last);
-    if (a->kept[i]) return countDiffering(got, a->kept[i], b->bytes, first, &last);
+    if (a->kept[i]) return countPieces(a, i, first, d);
     if (b->role == DKV_ROLE_INPUT ? isDense(a, i) && isAsGiven(a, i) : isPainted(a, i)) return 0;
     uint8_t *want = makeBlock(a, i);
     if (!want) noRoom(d);
@@ -670,33 +708,18 @@ static void checkKept(const dkv_arena *a, int i, int backward, dkv_damage *d) {
             name = names[s];
     }
     if (*count == 0)
-        snprintf(where, sizeof d->mutated_where, "%lld bytes of %s %s by %s, the first at byte %lld",
-                 (long long)n, name, input ? "changed" : "written", backward ? "backward" : "forward",
-                 (long long)first);
+        snprintf(where, sizeof d->mutated_where, "%s%lld bytes of %s %s by %s, the first at byte %lld%s",
+                 a->kept[i] ? "some of " : "", (long long)n, name, input ? "changed" : "written",
+                 backward ? "backward" : "forward", (long long)first, a->kept[i] ? " or later" : "");
     *count += n;
-}
-
-typedef struct keep_loop {
-    uint8_t *to;
-    const uint8_t *from;
-} keep_loop;
-
-static void keepSpan(int64_t first, int64_t end, int span, void *arg) {
-    const keep_loop *l = arg;
-    (void)span;
-    memcpy(l->to + first, l->from + first, (size_t)(end - first));
 }
 
 /* What forward left is an input of backward. */
 static void keepBlock(dkv_arena *a, int i, dkv_damage *d) {
     const dkv_block_place *b = &a->plan.block[i];
-    if (!a->shadow && !a->kept[i]) {
-        a->kept[i] = malloc((size_t)b->bytes + 1);
-        if (a->kept[i]) dkv_askLargePages(a->kept[i], (size_t)b->bytes);
-    }
-    keep_loop l = {a->shadow ? a->shadow + b->offset : a->kept[i], a->base + b->offset};
-    if (l.to) dkv_eachSpan(b->bytes, (double)b->bytes / 4, keepSpan, &l);
-    else noRoom(d);
+    const uint8_t *from = a->base + b->offset;
+    if (a->shadow) dkv_copySpans(a->shadow + b->offset, from, b->bytes);
+    else if (!(a->kept[i] = dkv_sumPieces(from, b->bytes, a->kept[i]))) noRoom(d);
 }
 
 void dkv_checkArena(dkv_arena *a, int backward, dkv_damage *d) {

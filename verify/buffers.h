@@ -84,7 +84,7 @@ typedef struct dkv_arena {
     uint16_t pattern;
     const dkv_inputs *in;        /* of the last dkv_fillArena, which must stay */
     const dkv_expansion *expand; /* likewise */
-    uint8_t *kept[DKV_N_SLOTS];  /* by block: what forward left there, until backward was checked */
+    uint64_t *kept[DKV_N_SLOTS]; /* by block: sums of what forward left in its pieces, until backward was checked */
 } dkv_arena;
 
 #define DKV_ARENA_LARGE ((int64_t)1 << 30) /* bytes from which on there is no shadow */

@@ -492,6 +492,25 @@ static int judgeCase(dkv_case *c, dkv_err *err) {
 
 /* ---- the whole ---- */
 
+/* The checks run the kernel again and ask for truth and bound alone; twin and variances, as large as these, go before. They
+ * stay for who observes the case. */
+static void dropTwin(dkv_case *c) {
+    if (c->options->observe) return;
+    dkv_oracle *const own[2] = {&c->oracle, &c->rep_oracle};
+    dkv_remote_oracle *const remote[2] = {&c->remote, &c->rep_remote};
+    for (int i = 0; i < 2; i++) {
+        if (remote[i]->room.base) {
+            dkv_dropRemoteTwin(remote[i]);
+            memset(&own[i]->twin, 0, sizeof own[i]->twin);
+            memset(&own[i]->sigma2, 0, sizeof own[i]->sigma2);
+        } else {
+            dkv_freeOutputs(&own[i]->twin);
+            dkv_freeOutputs(&own[i]->sigma2);
+        }
+        memset(own[i]->has_twin, 0, sizeof own[i]->has_twin);
+    }
+}
+
 static void runChecks(dkv_case *c) {
     const dkv_check *check;
     c->result->status = DKV_ST_PASSED;
@@ -579,6 +598,9 @@ static void runStages(dkv_case *c, dkv_worker *w) {
         failHarness(c, err.text);
         return;
     }
+    if (c->options->probes && !c->options->nested) dkv_mapTensors(c);
+    dkv_enterPhase(DKV_PHASE_RELEASE);
+    dropTwin(c);
     dkv_enterPhase(DKV_PHASE_CHECKS);
     runChecks(c);
     dkv_enterPhase(DKV_PHASE_STRENGTH);
@@ -586,7 +608,7 @@ static void runStages(dkv_case *c, dkv_worker *w) {
     admitAbsence(c);
     if (c->options->strength && anyJudged(c->result) && dkv_measureStrength(c, &err)) failHarness(c, err.text);
     dkv_enterPhase(DKV_PHASE_OTHER);
-    if (c->options->probes && !c->options->nested && dkv_statusRow(c->result->status)->defect) dkv_mapErrors(c, c->options->probes);
+    if (c->options->probes && !c->options->nested && dkv_statusRow(c->result->status)->defect) dkv_mapPairs(c, c->options->probes);
     if (c->options->observe) c->options->observe(c, c->options->observe_arg);
 }
 

@@ -177,9 +177,11 @@ void dkv_checkReuse(dkv_case *c, dkv_finding *f) {
     dkv_description told; /* other checks have told the kernel of other problems */
     if (!dkv_cameThrough(c, dkv_describeCase(s->w, c->line, &told), "the case described again", f)) return;
     if (!runMoved(c, &other, NULL, DKV_RUNS_MAX, "other data in the same buffers", f)) return;
+    const bool between = s->in->d_o && dkv_takesBetween(s);
     s->w->move = true;
-    runMoved(c, &again, s->in->d_o ? &other : NULL, DKV_RUNS_MAX + 1,
-             s->in->d_o ? "the same Q, K and V in other buffers, dO with the other sign, another forward before its backward"
-                        : "the same data in other buffers", f);
+    runMoved(c, &again, between ? &other : NULL, DKV_RUNS_MAX + 1,
+             !s->in->d_o ? "the same data in other buffers"
+             : between   ? "the same Q, K and V in other buffers, dO with the other sign, another forward before its backward"
+                         : "the same Q, K and V in other buffers, dO with the other sign", f);
     s->w->move = false;
 }

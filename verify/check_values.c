@@ -4,20 +4,33 @@
 
 #include "../ref/dtype.h"
 #include "check.h"
+#include "spans.h"
 
 /* Judged in the order in which one depends on another: a wrong LSE explains a wrong dQ. */
 static const dkv_tensor_id order[DKV_N_OUTPUTS] = {DKV_LSE, DKV_O, DKV_DV, DKV_DK, DKV_DQ, DKV_DSINK};
 
-static bool hasNonFinite(const void *at, dualkv_dtype t, int64_t n) {
+typedef struct finite_loop {
+    const char *at;
+    dualkv_dtype t;
+    bool found[DKV_SPANS];
+} finite_loop;
+
+static void finiteSpan(int64_t first, int64_t end, int span, void *arg) {
+    finite_loop *l = arg;
     double part[512];
-    size_t elt = dkv_dtypeSize(t);
-    for (int64_t i = 0; at && i < n; i += 512) {
-        size_t len = (size_t)(n - i < 512 ? n - i : 512);
-        dkv_decodeArray((const char *)at + (size_t)i * elt, t, len, part);
-        for (size_t k = 0; k < len; k++)
-            if (!isfinite(part[k])) return true;
+    for (int64_t i = first; i < end && !l->found[span]; i += 512) {
+        const size_t len = (size_t)(end - i < 512 ? end - i : 512);
+        dkv_decodeArray(l->at + (size_t)i * dkv_dtypeSize(l->t), l->t, len, part);
+        for (size_t k = 0; k < len; k++) l->found[span] |= !isfinite(part[k]);
     }
-    return false;
+}
+
+static bool hasNonFinite(const void *at, dualkv_dtype t, int64_t n) {
+    finite_loop l = {.at = at, .t = t};
+    bool any = false;
+    if (at) dkv_eachSpan(n, (double)n, finiteSpan, &l);
+    for (int i = 0; i < DKV_SPANS; i++) any |= l.found[i];
+    return any;
 }
 
 static bool inputsNonFinite(const dkv_case *c) {

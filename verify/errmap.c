@@ -196,14 +196,20 @@ static void mapWeights(dkv_case *c, bool backward, int32_t worst, dkv_errmap *m)
     free(row_of);
 }
 
-void dkv_mapErrors(dkv_case *c, int *probes) {
+static bool isWrong(const dkv_judgement *j) { return j->present && (j->failed || j->imprecise || j->biased); }
+
+void dkv_mapTensors(dkv_case *c) {
+    for (int id = 0; id < DKV_DSINK; id++)
+        if (isWrong(&c->result->tensor[id])) mapTensor(c, (dkv_tensor_id)id, &c->result->map[id]);
+}
+
+void dkv_mapPairs(dkv_case *c, int *probes) {
     dkv_result *r = c->result;
     int32_t worst = 0;
     bool forward = false, backward = false;
     for (int id = 0; id < DKV_DSINK; id++) {
         const dkv_judgement *j = &r->tensor[id];
-        if (!j->present || !(j->failed || j->imprecise || j->biased)) continue;
-        mapTensor(c, (dkv_tensor_id)id, &r->map[id]);
+        if (!isWrong(j)) continue;
         if (!forward && !backward && j->worst.segment > 0) worst = (int32_t)j->worst.segment;
         if (id == DKV_O || id == DKV_LSE) forward = true;
         else backward = true;

@@ -29,8 +29,10 @@ typedef struct dkv_errmap { /* rows.total 0: none */
 
 struct dkv_case;
 struct cJSON;
-/* Maps of the wrong tensors of a judged case into its result; with *probes > 0 (counted down) those of the weights, too. */
-void dkv_mapErrors(struct dkv_case *c, int *probes);
+/* Maps of the wrong tensors of a judged case into its result, while truth, bound and twin are there. */
+void dkv_mapTensors(struct dkv_case *c);
+/* With *probes > 0 (counted down) those of the weights, for which the kernel runs again. */
+void dkv_mapPairs(struct dkv_case *c, int *probes);
 void dkv_addErrmap(struct cJSON *o, const char *name, const dkv_errmap *m);
 
 #endif

@@ -21,7 +21,7 @@
 #define PLACE_BYTES (SMALL_BYTES + 2 * PHASE)
 #define TABLES_BYTES ((size_t)1 << 20)
 #define TABLE_ALIGN 256
-/* Large copies pass through pinned memory, which several threads fill: pageable memory goes at 7 GB/s, so at 20. */
+/* Large copies pass through pinned memory, in two halves, which several threads fill: pageable memory goes at 7 GB/s. */
 #define PIPE_MOST ((int64_t)256 << 20)
 
 /* Bytes [from, from + bytes) of the arena: the whole of an image, else a block with the gaps on both sides of it. */
@@ -372,7 +372,7 @@ static void makeDeviceLaunch(const dkv_gpu *g, const dualkv_problem *v, int back
 
 /* ---- there and back ---- */
 
-/* Between the arena's file and memory, without a mapping whose pages would come one by one. */
+/* Between a small arena's file and memory, without a mapping whose pages would come one by one. */
 static int moveBytes(int fd, bool write, uint8_t *memory, int64_t at, int64_t end) {
     while (at < end) {
         ssize_t n = write ? pwrite(fd, memory, (size_t)(end - at), at) : pread(fd, memory, (size_t)(end - at), at);
@@ -383,46 +383,36 @@ static int moveBytes(int fd, bool write, uint8_t *memory, int64_t at, int64_t en
     return 0;
 }
 
-typedef struct pipe_loop {
-    uint8_t *pipe;
-    int fd;
-    int64_t at; /* of the pipe's first byte in the arena */
-    bool out, failed[DKV_SPANS];
-} pipe_loop;
+static int64_t halfPipe(const dkv_gpu *g) { return (g->pipe_bytes + 1) / 2; }
+static uint8_t *sideOfPipe(const dkv_gpu *g, int64_t piece) { return (uint8_t *)g->pipe + piece % 2 * halfPipe(g); }
 
-static void pipeSpan(int64_t first, int64_t end, int span, void *arg) {
-    pipe_loop *l = arg;
-    l->failed[span] = moveBytes(l->fd, l->out, l->pipe + first, l->at + first, l->at + end);
-}
-
-static int movePipe(const dkv_gpu *g, int fd, int64_t at, int64_t bytes, bool out) {
-    pipe_loop l = {.pipe = g->pipe, .fd = fd, .at = at, .out = out};
-    int failed = 0;
-    dkv_eachSpan(bytes, (double)bytes / 4, pipeSpan, &l);
-    for (int i = 0; i < DKV_SPANS; i++) failed |= l.failed[i];
-    return failed;
-}
-
-/* Bytes [at, at + bytes) of the arena to the device, and back. */
+/* Bytes [at, at + bytes) of the arena to the device, and back. One half of the pipe is in flight while the other one is
+ * filled, or emptied. */
 static int copyIn(dkv_gpu *g, const dkv_gpu_launch *c, uint8_t *device, int64_t at, int64_t bytes) {
-    const int64_t most = g->pipe_bytes;
-    if (bytes >= most && !g->pipe && g->ops->allocHost(&g->pipe, (size_t)most)) g->pipe = NULL;
-    if (bytes < most || !g->pipe) return g->ops->copyIn(device, c->base + at, (size_t)bytes, g->stream);
-    for (int64_t i = 0, n; i < bytes; i += n) {
-        n = bytes - i < most ? bytes - i : most;
-        if (movePipe(g, c->fd, at + i, n, false) || g->ops->copyIn(device + i, g->pipe, (size_t)n, g->stream)) return 1;
+    const int64_t half = halfPipe(g);
+    int rc = 0;
+    if (bytes >= g->pipe_bytes && !g->pipe && g->ops->allocHost(&g->pipe, 2 * (size_t)half)) g->pipe = NULL;
+    if (bytes < g->pipe_bytes || !g->pipe) return g->ops->copyIn(device, c->base + at, (size_t)bytes, g->stream);
+    for (int64_t piece = 0, i = 0; i < bytes && !rc; piece++, i += half) {
+        const int64_t n = bytes - i < half ? bytes - i : half;
+        dkv_copySpans(sideOfPipe(g, piece), c->base + at + i, n);
+        rc = g->ops->syncStream(g->stream) || g->ops->queueIn(device + i, sideOfPipe(g, piece), (size_t)n, g->stream);
     }
-    return 0;
+    return g->ops->syncStream(g->stream) || rc;
 }
 
 static int copyOut(const dkv_gpu *g, const dkv_gpu_launch *c, int64_t at, const uint8_t *device, int64_t bytes) {
-    const int64_t most = g->pipe_bytes;
-    if (bytes < most || !g->pipe) return g->ops->copyOut(c->base + at, device, (size_t)bytes, g->stream);
-    for (int64_t i = 0, n; i < bytes; i += n) {
-        n = bytes - i < most ? bytes - i : most;
-        if (g->ops->copyOut(g->pipe, device + i, (size_t)n, g->stream) || movePipe(g, c->fd, at + i, n, true)) return 1;
+    const int64_t half = halfPipe(g);
+    if (bytes < g->pipe_bytes || !g->pipe) return g->ops->copyOut(c->base + at, device, (size_t)bytes, g->stream);
+    int rc = g->ops->queueOut(g->pipe, device, (size_t)(bytes < half ? bytes : half), g->stream);
+    for (int64_t piece = 0, i = 0; i < bytes && !rc; piece++, i += half) {
+        const int64_t n = bytes - i < half ? bytes - i : half, left = bytes - i - n;
+        rc = g->ops->syncStream(g->stream);
+        if (!rc && left)
+            rc = g->ops->queueOut(sideOfPipe(g, piece + 1), device + i + n, (size_t)(left < half ? left : half), g->stream);
+        if (!rc) dkv_copySpans(c->base + at + i, sideOfPipe(g, piece), n);
     }
-    return 0;
+    return g->ops->syncStream(g->stream) || rc;
 }
 
 /* Is the block summed on the device instead of moved, where the launch may not write there? Small ones move as fast. */

@@ -17,8 +17,9 @@
  * share a device get those in turns, and each turn is waited for). What an earlier problem left behind the image's end
  * is made 0xFF again. Larger ones lie block by block, each with the whole guards on both sides of it, in allocations of
  * their own; so do all with DUALKV_EXACT_MEMORY=1, made anew and exactly as large, so that compute-sanitizer sees where
- * they end. Copies of 256 MiB or more between blocks and the arena go through pinned memory of that size, piece by piece
- * (DUALKV_PIPE_BYTES=N: of N bytes or more, so that tests need not be large), or straight where none can be had.
+ * they end. Copies of 256 MiB or more between blocks and the arena go through pinned memory of that size, in two halves of
+ * which one is copied while all cores are at the other (DUALKV_PIPE_BYTES=N: of N bytes or more, so that tests need not be
+ * large), or straight where none can be had.
  */
 #ifndef DKV_GPU_H
 #define DKV_GPU_H

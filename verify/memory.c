@@ -27,21 +27,21 @@ int dkv_accountCase(const dkv_problem *p, bool replicated, dkv_memory_row rows[D
     const amount all = replicated ? countRows(p, tokens, tokens) : packed, held = summed ? packed : all;
     const double arena = (all.in + all.out) * elt + 4 * all.lse;
     const bool shadow = !summed && arena < DKV_ARENA_LARGE;
-    const double runs = 3; /* two that are kept, and one of a check */
+    const double run = 8 * (held.out + held.lse) + (spread ? 8 * (packed.out + packed.lse) : 0);
+    const double answer = 4 * run, others = held.in * elt;
+    /* While the oracle answers two runs are held; later one of a check and its inputs, and no twin, no variance. */
+    const bool later = run + others > answer / 2;
     int n = 0;
     rows[n++] = (dkv_memory_row){"inputs", packed.in * elt};
     if (spread) rows[n++] = (dkv_memory_row){"replicated inputs", all.in * elt};
     rows[n++] = (dkv_memory_row){"kernel's buffers", arena};
-    rows[n++] = shadow ? (dkv_memory_row){"their second copy", arena}
-                       : (dkv_memory_row){"what forward left", all.o * elt + 4 * all.lse};
+    if (shadow) rows[n++] = (dkv_memory_row){"their second copy", arena};
     if (shadow) rows[n++] = (dkv_memory_row){"kernel's own", arena};
-    rows[n++] = (dkv_memory_row){"outputs of three runs", 8 * runs * (held.out + held.lse)};
-    if (spread) rows[n++] = (dkv_memory_row){"outputs packed", 8 * 2 * (packed.out + packed.lse)};
+    rows[n++] = (dkv_memory_row){later ? "outputs of three runs" : "outputs of two runs", (later ? 3 : 2) * run};
     rows[n++] = (dkv_memory_row){"question to the oracle", (held.in + held.o) * elt + 4 * held.lse};
-    rows[n++] = (dkv_memory_row){"truth, bound, twin, variance", 8 * 4 * (held.out + held.lse)};
-    if (spread) rows[n++] = (dkv_memory_row){"the same packed", 8 * 4 * (packed.out + packed.lse)};
-    rows[n++] = (dkv_memory_row){"other inputs of checks", held.in * elt};
-    rows[n++] = (dkv_memory_row){"the rest", 64.0 * 1048576};
+    rows[n++] = (dkv_memory_row){later ? "truth, bound" : "truth, bound, twin, variance", later ? answer / 2 : answer};
+    if (later) rows[n++] = (dkv_memory_row){"other inputs of checks", others};
+    rows[n++] = (dkv_memory_row){"the rest", 96.0 * 1048576};
     return n;
 }
 

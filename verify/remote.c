@@ -1,5 +1,6 @@
 #include "remote.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -127,6 +128,19 @@ bool dkv_wantsRemote(const dkv_remote *r, const dkv_problem *p, bool on_device, 
     return on_device && workOf(p) * CPU_PASSES > CPU_RATE * r->least * (threads > 1 ? threads : 1);
 }
 
+void dkv_dropRemoteTwin(dkv_remote_oracle *o) {
+    const dkv_arena_head *h = o->room.base;
+    int64_t n = 0;
+    for (int part = DKV_PART_TWIN; h && part <= DKV_PART_SIGMA2; part++)
+        for (int id = 0; id < DKV_N_OUTPUTS; id++)
+            if (h->part_at[part][id] && (n == 0 || h->part_at[part][id] < n)) n = h->part_at[part][id];
+    memset(&o->oracle.twin, 0, sizeof o->oracle.twin); /* they lie together, behind everything else */
+    memset(&o->oracle.sigma2, 0, sizeof o->oracle.sigma2);
+    if (n && o->room.bytes >= DKV_REMOTE_LARGE &&
+        fallocate(o->room.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, n, (off_t)o->room.bytes - n))
+        return; /* then they are free with the room */
+}
+
 void dkv_freeRemoteOracle(dkv_remote_oracle *o) {
     if (o->room.base) giveRoom(o->from, &o->room);
     memset(o, 0, sizeof *o);
@@ -169,23 +183,17 @@ static void layOut(dkv_arena_head *h, const dkv_problem *p, const dkv_layout *l,
     h->bytes = end;
 }
 
-typedef struct copy_loop {
+typedef struct encode_loop {
     const void *from;
     void *to;
     dualkv_dtype dtype; /* of what is encoded */
-} copy_loop;
+} encode_loop;
 
 static void encodeSpan(int64_t first, int64_t end, int span, void *arg) {
-    const copy_loop *c = arg;
+    const encode_loop *c = arg;
     (void)span;
     dkv_encodeArray((const double *)c->from + first, c->dtype, (size_t)(end - first),
                     (uint8_t *)c->to + (size_t)first * dkv_dtypeSize(c->dtype));
-}
-
-static void copySpan(int64_t first, int64_t end, int span, void *arg) {
-    const copy_loop *c = arg;
-    (void)span;
-    memcpy((uint8_t *)c->to + first, (const uint8_t *)c->from + first, (size_t)(end - first));
 }
 
 static void writeQuestion(const dkv_arena_head *h, uint8_t *base, const dkv_problem *p, const dkv_inputs *in,
@@ -195,13 +203,12 @@ static void writeQuestion(const dkv_arena_head *h, uint8_t *base, const dkv_prob
     memcpy(base + h->nodes_at, p->nodes, sizeof *p->nodes * (size_t)p->n_nodes);
     for (int i = 0; i < DKV_N_INPUTS; i++)
         if (h->input_bytes[i])
-            dkv_eachSpan(h->input_bytes[i], (double)h->input_bytes[i] / 4, copySpan,
-                         &(copy_loop){from[i], base + h->input_at[i], p->dtype});
+            dkv_copySpans(base + h->input_at[i], from[i], h->input_bytes[i]);
     if (h->question != DKV_ASK_TWIN) return;
     if (!(left->absent >> DKV_O & 1))
-        dkv_eachSpan(n[DKV_O], (double)n[DKV_O], encodeSpan, &(copy_loop){left->o, base + h->o_at, p->dtype});
+        dkv_eachSpan(n[DKV_O], (double)n[DKV_O], encodeSpan, &(encode_loop){left->o, base + h->o_at, p->dtype});
     if (!(left->absent >> DKV_LSE & 1))
-        dkv_eachSpan(n[DKV_LSE], (double)n[DKV_LSE], encodeSpan, &(copy_loop){left->lse, base + h->lse_at, DUALKV_FP32});
+        dkv_eachSpan(n[DKV_LSE], (double)n[DKV_LSE], encodeSpan, &(encode_loop){left->lse, base + h->lse_at, DUALKV_FP32});
 }
 
 /* The answer, if it is whole. */

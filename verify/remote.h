@@ -77,6 +77,8 @@ typedef struct dkv_left {
 /* DKV_OK; DKV_EREFUSED: the device cannot, in words; DKV_EHARNESS: it failed. */
 int dkv_askRemote(dkv_remote *r, dkv_question question, const dkv_problem *p, const dkv_layout *l, const dkv_inputs *in,
                   const dualkv_arithmetic *a, const dkv_left *left, dkv_remote_oracle *out, dkv_err *err);
+/* Twin and variances are not needed any more: their pages are given back where there are many. */
+void dkv_dropRemoteTwin(dkv_remote_oracle *o);
 void dkv_freeRemoteOracle(dkv_remote_oracle *o);
 
 /* Do two oracles of the arithmetic `a` agree? Truths within twice the bound of fp64 arithmetic, bounds to 1e-6, twins but for a few elements

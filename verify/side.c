@@ -140,9 +140,8 @@ static dkv_outcome runBetween(dkv_side *s) {
     return o;
 }
 
-static bool hasBetween(const dkv_side *s) {
-    return s->between && s->arena.shadow && s->arena.plan.size <= DKV_ARENA_SMALL;
-}
+bool dkv_takesBetween(const dkv_side *s) { return s->arena.shadow && s->arena.plan.size <= DKV_ARENA_SMALL; }
+static bool hasBetween(const dkv_side *s) { return s->between && dkv_takesBetween(s); }
 
 static dkv_outcome run(dkv_side *s, int index, dkv_run *out) {
     dkv_err err = {0};

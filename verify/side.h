@@ -36,7 +36,7 @@ typedef struct dkv_side {
     dkv_arena arena;
     bool has_arena;
     uint32_t poison; /* where its patterns begin */
-    /* Not NULL: a forward of these inputs goes in the same buffers before each backward, as layers of a model do (arenas up to
+    /* Not NULL (dkv_takesBetween): a forward of these inputs goes in the same buffers before each backward, as layers of a model do (arenas up to
      * DKV_ARENA_SMALL; its outputs are nobody's). */
     const dkv_inputs *between;
 } dkv_side;
@@ -57,6 +57,9 @@ void dkv_closeSide(dkv_side *s);
  */
 dkv_outcome dkv_runSide(dkv_side *s, int index, dkv_run *out);
 void dkv_freeRun(dkv_run *r);
+
+/* Can another forward go between (side.between)? */
+bool dkv_takesBetween(const dkv_side *s);
 
 /* The run's outputs packed (for a packed kernel, or a summed side: the same arrays; else its own). */
 int dkv_packRun(const dkv_side *s, const dkv_layout *packed, const dkv_outputs *from, dkv_outputs *to,

@@ -37,6 +37,21 @@ void dkv_eachSpan(int64_t n, double elements, dkv_span_fn f, void *arg) {
     work(&l);
 }
 
+typedef struct copying {
+    char *to;
+    const char *from;
+} copying;
+
+static void copySpan(int64_t first, int64_t end, int span, void *arg) {
+    const copying *c = arg;
+    (void)span;
+    memcpy(c->to + first, c->from + first, (size_t)(end - first));
+}
+
+void dkv_copySpans(void *to, const void *from, int64_t bytes) {
+    dkv_eachSpan(bytes, (double)bytes / 4, copySpan, &(copying){to, from});
+}
+
 /* ---- sorting ---- */
 
 #define SORT_ALONE 100000 /* elements up to which one thread sorts */

@@ -11,6 +11,9 @@
 typedef void (*dkv_span_fn)(int64_t first, int64_t end, int span, void *arg);
 void dkv_eachSpan(int64_t n, double elements, dkv_span_fn f, void *arg);
 
+/* memcpy by several threads. */
+void dkv_copySpans(void *to, const void *from, int64_t bytes);
+
 /* qsort by several threads. The order of elements that compare equal is not the same as qsort's. */
 void dkv_sortSpans(void *base, int64_t n, size_t size, int (*compare)(const void *, const void *));
 

@@ -141,8 +141,8 @@ static void the_paper_fits(void **state) {
     dkv_err err;
     char words[300];
     assert_int_equal(dkv_parseProblem("shape=32768+28x2048 heads=32:8 dim=128", NULL, &p, &err), 0);
-    assert_true(dkv_estimateCase(&p, true) < 0x1p30 * 120);
-    assert_true(dkv_estimateCase(&p, false) < 0x1p30 * 70);
+    assert_true(dkv_estimateCase(&p, true) < 0x1p30 * 86);
+    assert_true(dkv_estimateCase(&p, false) < 0x1p30 * 52);
     dkv_sayMemory(&p, true, words, sizeof words);
     assert_non_null(strstr(words, "kernel's buffers 38."));
     dkv_freeProblem(&p);

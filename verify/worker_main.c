@@ -6,11 +6,13 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "../data/fill.h"
 #include "../data/suite.h"
+#include "../ref/pages.h"
 #include "case.h"
 #include "dualkv.h"
 #include "gpu.h"
@@ -30,6 +32,10 @@ typedef struct state {
     dkv_problem problem;
     dkv_layout packed, replicated;
     void *last;                 /* where the last arena was mapped */
+    uint8_t *kept;              /* a device's arena, which stays mapped until another file comes: its pages are many */
+    size_t kept_bytes;
+    dev_t device_of; /* that file: its device and number */
+    ino_t number;
     const dualkv_problem *view; /* the problem as the kernel sees it */
 } state;
 
@@ -61,10 +67,16 @@ no_layout:
     return rc;
 }
 
+static void dropKept(state *s) {
+    if (s->kept) munmap(s->kept, s->kept_bytes);
+    s->kept = NULL;
+}
+
 static dkv_outcome openSpec(state *s, const dkv_request *q, dkv_reply *r) {
     dkv_err err;
     if (s->kernel.self && !s->table) return DKV_W_HARNESS;
     dropProblem(s); /* an attached worker is opened again by the next who uses it */
+    dropKept(s);
     dkv_closeGpu(s->gpu);
     dkv_closeKernel(&s->kernel);
     s->gpu = NULL;
@@ -142,12 +154,25 @@ static dkv_outcome noDevice(dkv_reply *r) {
     return DKV_W_HARNESS;
 }
 
+static uint8_t *mapKept(state *s, size_t bytes, int fd) {
+    struct stat file;
+    if (fstat(fd, &file)) return MAP_FAILED;
+    if (s->kept && s->kept_bytes == bytes && s->device_of == file.st_dev && s->number == file.st_ino) return s->kept;
+    dropKept(s);
+    uint8_t *at = dkv_mapFile(fd, bytes);
+    if (at == MAP_FAILED) return at;
+    s->kept = at;
+    s->kept_bytes = bytes;
+    s->device_of = file.st_dev;
+    s->number = file.st_ino;
+    return at;
+}
+
 /* The arena, where the last one was: a kernel that remembers by address is to be given the chance. With `move` somewhere
  * else. */
 static uint8_t *mapArena(state *s, const dkv_request *q, int fd) {
     const size_t n = (size_t)q->plan.size;
-    /* All pages at once, where there are many; of a device's arena few are touched. */
-    const int shared = MAP_SHARED | (n > (size_t)1 << 26 && !s->gpu ? MAP_POPULATE : 0);
+    const int shared = MAP_SHARED | (n > (size_t)1 << 26 ? MAP_POPULATE : 0); /* all pages at once, where there are many */
     void *taken = MAP_FAILED, *at = MAP_FAILED;
     if (q->move && s->last)
         taken = mmap(s->last, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
@@ -167,7 +192,7 @@ static dkv_outcome launch(state *s, const dkv_request *q, int fd, dkv_reply *r) 
     }
     if (k->memory == DUALKV_CUDA && !s->gpu) return noDevice(r);
     const bool maps = !s->gpu || dkv_needsMapping(s->gpu, &q->plan);
-    uint8_t *base = maps ? mapArena(s, q, fd) : NULL;
+    uint8_t *base = !maps ? NULL : s->gpu ? mapKept(s, (size_t)q->plan.size, fd) : mapArena(s, q, fd);
     if (base == MAP_FAILED) {
         snprintf(r->text, sizeof r->text, "the worker cannot map %lld bytes", (long long)q->plan.size);
         return DKV_W_HARNESS;
@@ -176,7 +201,7 @@ static dkv_outcome launch(state *s, const dkv_request *q, int fd, dkv_reply *r) 
     dkv_gpu_launch there = {k, s->kernel.self, s->view, &q->plan, s->problem.run, q->backward, q->move, q->resend, fd, base};
     dkv_outcome o = s->gpu ? dkv_launchOnGpu(s->gpu, &there, r->seconds, r->text, sizeof r->text)
                            : launchHere(s, q, base, r);
-    if (maps) munmap(base, (size_t)q->plan.size);
+    if (maps && !s->gpu) munmap(base, (size_t)q->plan.size);
     r->launches = k->launches ? (int64_t)(k->launches(s->kernel.self) - before) : -1;
     return o;
 }
@@ -275,6 +300,7 @@ static int serve(int channel, const dualkv_kernel *table, const char *options) {
     }
     if (s) {
         dropProblem(s);
+        dropKept(s);
         dkv_closeGpu(s->gpu);
         dkv_closeServer(s->oracle);
         dkv_closeKernel(&s->kernel);

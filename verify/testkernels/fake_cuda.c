@@ -266,24 +266,20 @@ static int copy(void *to, const void *from, size_t n, void *s) {
     if (!holds(to, n) || !holds(from, n)) return fail("copy of what is not on the device");
     return queue(s, &(task){.to = to, .from = from, .n = n, .byte = -1});
 }
-static int queueIn(void *to, const void *from, size_t n, void *s) {
-    if (!holds(to, n) || holds(from, 1)) return fail("a copy to the device: wrong side");
-    return queue(s, &(task){.to = to, .from = from, .n = n, .byte = -1});
-}
-static int queueOut(void *to, const void *from, size_t n, void *s) {
-    if (!holds(from, n) || holds(to, 1)) return fail("a copy from the device: wrong side");
-    return queue(s, &(task){.to = to, .from = from, .n = n, .byte = -1});
-}
 static int refused(const void *host, size_t n) {
     if (n >= setting("DUALKV_FAKE_PAGEABLE", SIZE_MAX) && !within(pinned, host, n)) return fail("a large copy of pageable memory");
     return ++copies == (long)setting("DUALKV_FAKE_COPY", 0) ? fail("the copy failed") : 0;
 }
-static int copyIn(void *to, const void *from, size_t n, void *s) {
-    return refused(from, n) || queueIn(to, from, n, s) || syncStream(s);
+static int queueIn(void *to, const void *from, size_t n, void *s) {
+    if (!holds(to, n) || holds(from, 1)) return fail("a copy to the device: wrong side");
+    return refused(from, n) || queue(s, &(task){.to = to, .from = from, .n = n, .byte = -1});
 }
-static int copyOut(void *to, const void *from, size_t n, void *s) {
-    return refused(to, n) || queueOut(to, from, n, s) || syncStream(s);
+static int queueOut(void *to, const void *from, size_t n, void *s) {
+    if (!holds(from, n) || holds(to, 1)) return fail("a copy from the device: wrong side");
+    return refused(to, n) || queue(s, &(task){.to = to, .from = from, .n = n, .byte = -1});
 }
+static int copyIn(void *to, const void *from, size_t n, void *s) { return queueIn(to, from, n, s) || syncStream(s); }
+static int copyOut(void *to, const void *from, size_t n, void *s) { return queueOut(to, from, n, s) || syncStream(s); }
 static int paint(void *to, uint16_t pattern, size_t n, void *s) {
     if (!holds(to, n) || (uintptr_t)to % 2 || n % 2) return fail("a pattern for what is not on the device");
     if (syncStream(s)) return 1;
