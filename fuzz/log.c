@@ -14,6 +14,7 @@
 #include "../data/fill.h"
 #include "../ref/row.h"
 #include "../verify/kernel_hash.h"
+#include "../verify/version.h"
 
 #define CASES_MAX ((uint64_t)1 << 28) /* of a log: its bits are kept in memory */
 
@@ -44,6 +45,38 @@ static int compareLine(const dkv_log *log, uint64_t n, const char *line, dkv_err
     return rc;
 }
 
+/* The value that ` OPTION VALUE` has among options; the default where it is not there. */
+static void findValue(const char *options, const char *option, char *out, size_t n) {
+    const size_t length = strlen(option);
+    snprintf(out, n, "the default");
+    for (const char *at = options; (at = strstr(at, option)); at += length)
+        if (at > options && at[-1] == ' ' && at[length] == ' ') {
+            snprintf(out, n, "%.*s", (int)strcspn(at + length + 1, " "), at + length + 1);
+            return;
+        }
+}
+
+/* Was the record made with the options that this run has? Its replay line has those that verdicts depend on. */
+static int compareOptions(const char *line, const char *kernel, const char *replay, dkv_err *err) {
+    static const char *const names[] = {"--arithmetic", "--repeats", "--timeout", "--level", "--budget", "--oracle"};
+    char is[64], was[64], options[400] = "";
+    char *own = malloc(DKV_REPLAY_MAX);
+    if (!own) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+    dkv_appendOptions(options, sizeof options, 0, true);
+    dkv_replayCommand(line, kernel, own, DKV_REPLAY_MAX);
+    const size_t common = strlen(own) - strlen(options);
+    int rc = strcmp(own, replay) ? dkv_fail(err, DKV_EUSER, "was made by '%.200s', not '%.200s'", replay, own) : 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names && rc && !strncmp(own, replay, common); i++) {
+        findValue(options, names[i], is, sizeof is);
+        findValue(replay + common, names[i], was, sizeof was);
+        if (!strcmp(is, was)) continue;
+        rc = dkv_fail(err, DKV_EUSER, "is of a run with another %s: %s; here it is %s", names[i], was, is);
+        break;
+    }
+    free(own);
+    return rc;
+}
+
 /* One line of the file. */
 static int takeRecord(dkv_log *log, const cJSON *o, dkv_err *err) {
     const cJSON *fuzz = cJSON_GetObjectItemCaseSensitive(o, "fuzz");
@@ -67,10 +100,13 @@ static int takeRecord(dkv_log *log, const cJSON *o, dkv_err *err) {
     if (strcmp(dkv_textOf(o, "generator"), DKV_GENERATOR))
         return dkv_fail(err, DKV_EUSER, "is of inputs of generator %.24s; they are made by generator %s now",
                         dkv_textOf(o, "generator"), DKV_GENERATOR);
+    if (strcmp(dkv_textOf(o, "commit"), dkv_commit()))
+        return dkv_fail(err, DKV_EUSER, "is of this program at commit %.40s; it is %.40s now", dkv_textOf(o, "commit"), dkv_commit());
     log->counts[status]++;
     if (status == DKV_ST_UNSUPPORTED) dkv_countRefusal(&log->refused, dkv_textOf(o, "why"));
     dkv_countBehaviour(&log->behaves, dkv_textOf(o, "profile"));
     int rc = compareLine(log, (uint64_t)number->valuedouble, dkv_textOf(o, "line"), err);
+    if (!rc) rc = compareOptions(dkv_textOf(o, "line"), log->kernel, dkv_textOf(o, "replay"), err);
     return rc ? rc : setDone(log, (uint64_t)number->valuedouble, err);
 }
 

@@ -21,7 +21,7 @@ typedef struct dkv_log {
 
 /* How a log is opened. NEW: DKV_EUSER where something is in the file. RESUME: reads the records that are there, cuts off a
  * last one that was not finished, and goes on behind them; DKV_EUSER where they are of another kernel (or another build of it),
- * seed or profile, or where the file ends in what no run wrote. BEHIND: goes on behind other records of this run. */
+ * seed, profile, program, or of other options that verdicts depend on (those of replay lines), or where the file ends in what no run wrote. BEHIND: goes on behind other records of this run. */
 typedef enum dkv_log_mode { DKV_LOG_NEW, DKV_LOG_RESUME, DKV_LOG_BEHIND } dkv_log_mode;
 /* path: where records go (NULL: nowhere); DKV_EUSER where another run writes them. */
 int dkv_openLog(dkv_log *log, const char *path, dkv_log_mode mode, const char *kernel, const dkv_sampler *s, dkv_err *err);
