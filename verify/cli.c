@@ -69,7 +69,7 @@ static const option options[] = {
     {"--reseed", NULL, "N", "the same lines, each with another seed: its own plus N", COUNT, FIELD(reseed), 0,
      1e9, DKV_CMD_CHECK},
     {"--forward", NULL, NULL, "the same lines without gradients (grad=off); check: each once", FLAG, FIELD(forward), 0, 0,
-     DKV_CMD_CHECK | DKV_CMD_FUZZ | GATE | DKV_CMD_ELIGIBLE},
+     DKV_CMD_CHECK | DKV_CMD_FUZZ | DKV_CMD_EXPORT | GATE | DKV_CMD_ELIGIBLE},
     {"--files", NULL, "DIR", "where the files of fill=file:NAME lie", WORD, FIELD(files), 0, 0,
      RUNS | TRIES | DKV_CMD_BENCH | DKV_CMD_EXPORT | GATE | DIAGNOSE | COMPARE},
     {"--out", NULL, "PATH", "a folder, or FILE.safetensors (gate: a folder, default dualkv-gate)", WORD, FIELD(out), 0, 0,

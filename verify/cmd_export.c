@@ -203,6 +203,7 @@ int dkv_cmdExport(const dkv_cli *cli) {
     job j;
     int rc = readOptions(cli, &j, &err);
     if (!rc) rc = dkv_selectWords(cli->words, cli->n_words, &sel, &err);
+    if (!rc && cli->forward) rc = dkv_forwardSelection(&sel, &err);
     if (!rc && j.one_file && sel.n != 1)
         rc = dkv_fail(&err, DKV_EUSER, "--out: %ld cases do not go into one file; name a folder", sel.n);
     if (!rc && !j.one_file) rc = makeFolder(cli->out, &err);

@@ -1,7 +1,8 @@
 """Cases as safetensors files (data/casefile.h), read and written with NumPy alone. NumPy has no bfloat16, so
-``safetensors.numpy`` cannot read such a file: here bf16 arrives as float32 of the same values, or as its bits.
+``safetensors.numpy`` cannot read such a file: here 16-bit values arrive as float32 of the same values, as they do in a NumPy
+function under test, or as they are.
 
-    $ dualkv export ci --out cases
+    $ dualkv export ci --forward --out cases
 
     for path in glob.glob("cases/*.safetensors"):
         x = dualkv.load(path)                    # x["q"], x["k"], ...; x.problem
@@ -18,7 +19,7 @@ import math
 import os
 import struct
 import tempfile
-from typing import Any, Iterator, Literal, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -116,14 +117,15 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, tuple[str,
     return tensors, metadata
 
 
-def load(path: str | os.PathLike[str], *, bf16: Literal["float32", "uint16"] = "float32") -> CaseFile:
-    """The case of a file that `dualkv export` or ``dualkv.capture`` wrote: NumPy arrays, bf16 as float32 (the same values) or,
-    with bf16="uint16", as bits. (``safetensors.torch.load_file`` reads it, too, as torch tensors.)"""
-    if bf16 not in ("float32", "uint16"):
-        raise ValueError(f"bf16={bf16!r}: it is 'float32' or 'uint16'")
+def load(path: str | os.PathLike[str], *, bits: bool = False) -> CaseFile:
+    """The case of a file that `dualkv export` or ``dualkv.capture`` wrote, as NumPy arrays: float32, 16-bit values widened; with
+    bits=True as they are, float16 and, for bf16, uint16. (``safetensors.torch.load_file`` reads it, too, as torch tensors.)"""
     tensors, metadata = read_safetensors(path)
-    return CaseFile({n: decode_bf16(x) if code == "BF16" and bf16 == "float32" else x for n, (code, x) in tensors.items()},
-                    metadata)
+    if bits:
+        return CaseFile({n: x for n, (_, x) in tensors.items()}, metadata)
+    wide: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
+        "BF16": decode_bf16, "F16": lambda x: x.astype(np.float32)}
+    return CaseFile({n: wide[code](x) if code in wide else x for n, (code, x) in tensors.items()}, metadata)
 
 
 def _outputs_shapes(path: str, p: Problem, layout: str) -> dict[str, tuple[int, ...]]:
