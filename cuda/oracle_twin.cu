@@ -393,13 +393,16 @@ static int allocate(dkv_device_oracle *o, const dkv_twin_device *first) {
                           DOUBLES(dv_var, parts * tk * dv),
                           DOUBLES(dk_size, loses * tk * dqk),
                           DOUBLES(dk_spread, loses * tk * dqk),
+                          DOUBLES(dk_square, loses * tk * dqk),
                           DOUBLES(dv_size, loses * tk * dv),
                           DOUBLES(dv_spread, loses * tk * dv),
+                          DOUBLES(dv_square, loses * tk * dv),
                           DOUBLES(key_n, tk),
                           DOUBLES(key_n2, tk),
                           DOUBLES(row_done, m),
                           DOUBLES(size, lost * d),
                           DOUBLES(spread, lost * d),
+                          DOUBLES(square, lost * d),
                           DOUBLES(row_n, lost),
                           DOUBLES(row_n2, lost)};
     const buffer shared[] = {DOUBLES(classes, 3), DOUBLES(sink_y, sinks), DOUBLES(sink_v, sinks)};
@@ -417,8 +420,8 @@ double dkv_twinBytes(const dkv_device_oracle *o) {
     const double d = o->p->dqk + o->p->dv, mq = (double)(o->l->view.tq * o->g), tk = (double)o->l->view.tk;
     const double m = (double)o->max_m, subs = (double)o->ld / DKV_SUB_KEYS, subm = (double)(o->rows / o->sub_rows + 1);
     const double most = fmax(o->p->dqk, o->p->dv), parts = part.heads ? o->g : 1;
-    return 8 * (4 * most * fmax(subs * m, subm * (double)o->ld) + mq * (1.5 * d + 10) + tk * (2.5 * d + 4 * parts * d + 10) +
-                m * (12 * most + 17 * subs + (double)o->slots + 20) + subm * subs * (d + 1) + 3 * subm * (double)o->ld);
+    return 8 * (4 * most * fmax(subs * m, subm * (double)o->ld) + mq * (1.5 * d + 10) + tk * (2.5 * d + 5 * parts * d + 10) +
+                m * (13 * most + 17 * subs + (double)o->slots + 20) + subm * subs * (d + 1) + 3 * subm * (double)o->ld);
 }
 
 /* Which segment and group each row belongs to. */

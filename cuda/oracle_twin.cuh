@@ -47,7 +47,7 @@ typedef struct dkv_twin_device {
     unsigned long long *hash, *sorted;                 /* [max(tk, tq * g)] */
     /* of the block: [m, d] */
     double *a1, *a2, *chain, *loss, *o_exact, *o_var;
-    double *size, *spread, *row_n, *row_n2; /* of dQ, as in dkv_rowSum */
+    double *size, *spread, *square, *row_n, *row_n2; /* of dQ, as in dkv_rowSum */
     double *row_done;                       /* [max_m]: terms of the sum so far, where it is folded */
     double *q_mean2, *o_mean2, *mean_any[2], *mean_own[2]; /* [subm, d], [subm] */
     dkv_top_rows top;
@@ -61,7 +61,7 @@ typedef struct dkv_twin_device {
     double *last_mean;                   /* [subm, d]: v_mean2 of the last key tile */
     /* of the head: sums over rows, [parts, tk, d]; the outputs themselves where not apart */
     double *dk, *dk_var, *dv, *dv_var;
-    double *dk_size, *dk_spread, *dv_size, *dv_spread; /* as in dkv_keySum, [parts, tk, d] */
+    double *dk_size, *dk_spread, *dk_square, *dv_size, *dv_spread, *dv_square; /* as in dkv_keySum, [parts, tk, d] */
     double *key_n, *key_n2;                            /* [tk] */
     double *sink_y, *sink_v; /* [hq, tq] */
     void *memory[112];
@@ -130,7 +130,7 @@ static __device__ __forceinline__ double sumBefore(double x, int lane) {
 
 typedef struct row_sums { /* [m, d] each */
     double *acc, *chain, *loss, *a1, *a2;
-    double *size, *spread, *n, *n2; /* of dQ; NULL: the terms' order is declared, their loss is summed tile by tile */
+    double *size, *spread, *square, *n, *n2; /* of dQ; NULL: the terms' order is declared, their loss is summed tile by tile */
 } row_sums;
 
 typedef struct row_parts { /* of one tile, [subs, m, d]; NULL: none */
@@ -248,8 +248,8 @@ int dkv_twinCountTerms(dkv_device_oracle *o, int64_t n, int64_t parts, int64_t l
                        double *sum2);
 static inline row_sums dkv_twinRowSums(const dkv_device_oracle *o, bool of_dq) {
     const dkv_twin_device *x = o->twin;
-    row_sums s = {o->acc, x->chain, x->loss, x->a1, x->a2, NULL, NULL, NULL, NULL};
-    if (of_dq && x->anyhow) s.size = x->size, s.spread = x->spread, s.n = x->row_n, s.n2 = x->row_n2;
+    row_sums s = {o->acc, x->chain, x->loss, x->a1, x->a2, NULL, NULL, NULL, NULL, NULL};
+    if (of_dq && x->anyhow) s.size = x->size, s.spread = x->spread, s.square = x->square, s.n = x->row_n, s.n2 = x->row_n2;
     return s;
 }
 int dkv_twinZeroSums(dkv_device_oracle *o, int m, int d);

@@ -182,7 +182,7 @@ typedef struct key_parts {         /* of one tile */
     const double *count, *squares; /* [subm, ld] */
     const double *mean2, *alike;   /* [subm, d], [subm] */
     double *x, *var;               /* of the tile's first key: element (j, c) at j * ld_x + c */
-    double *spread;                /* of the tile's first key, [n, d] */
+    double *spread, *square;       /* of the tile's first key, [n, d] */
     const double *done;            /* [n]: terms so far, in all accumulators */
     int64_t ld, ld_x;
     int32_t n, d, subm, parts;
@@ -192,7 +192,7 @@ typedef struct key_parts {         /* of one tile */
 /* What a warp's lanes find out about a part each, for all columns. */
 typedef struct part_key {
     dkv_formula_walk walk;
-    double alike, within;
+    double alike, within, squares;
 } part_key;
 
 template <bool ANYHOW>
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(128) add_keys_kernel(__grid_constant__ const d
     const int c0 = (int)blockIdx.y * 32 * COLUMNS + lane;
     part_key *const part = shared[threadIdx.x / 32];
     if (j >= k.n) return;
-    double x[COLUMNS], var[COLUMNS], spread[COLUMNS] = {}, done = k.done[j] / k.parts;
+    double x[COLUMNS], var[COLUMNS], spread[COLUMNS] = {}, square[COLUMNS] = {}, done = k.done[j] / k.parts;
 #pragma unroll
     for (int q = 0; q < COLUMNS; q++) {
         const int64_t at = j * k.ld_x + c0 + q * 32;
@@ -217,6 +217,7 @@ __global__ void __launch_bounds__(128) add_keys_kernel(__grid_constant__ const d
             part[lane].walk = dkv_formulaWalk(&z, step, k.fold, done + before);
             part[lane].alike = dkv_twinAlike(k.alike[b0 + lane]);
             part[lane].within = ANYHOW ? dkv_twinPathWithin(&z, k.fold, n, step.squares) : 0;
+            part[lane].squares = step.squares;
         }
         __syncwarp();
         done = __shfl_sync(~0u, done + before + n, 31);
@@ -229,7 +230,9 @@ __global__ void __launch_bounds__(128) add_keys_kernel(__grid_constant__ const d
                 const double old = x[q], mean2 = k.mean2[(b0 + b) * k.d + c];
                 x[q] += k.sum[((b0 + b) * (int64_t)k.n + j) * k.d + c];
                 var[q] += p.alike * dkv_formulaWalked(&p.walk, old, x[q], mean2) + p.within * mean2;
-                if (ANYHOW) spread[q] += (x[q] - old) * (x[q] - old);
+                if (!ANYHOW) continue;
+                spread[q] += (x[q] - old) * (x[q] - old);
+                square[q] += p.squares * mean2;
             }
         }
     }
@@ -239,7 +242,9 @@ __global__ void __launch_bounds__(128) add_keys_kernel(__grid_constant__ const d
         if (c0 + q * 32 >= k.d) continue;
         k.x[at] = x[q];
         k.var[at] = var[q];
-        if (ANYHOW) k.spread[(int64_t)j * k.d + c0 + q * 32] += spread[q];
+        if (!ANYHOW) continue;
+        k.spread[(int64_t)j * k.d + c0 + q * 32] += spread[q];
+        k.square[(int64_t)j * k.d + c0 + q * 32] += square[q];
     }
 }
 
@@ -306,7 +311,7 @@ typedef struct key_sum {
     const double *w, *var_w, *size_w, *y, *y2, *y_size, *squares, *mean2;
     double alpha;
     int d;
-    double *x, *var, *sizes, *spread;
+    double *x, *var, *sizes, *spread, *square;
     int64_t ld_x;
 } key_sum;
 
@@ -337,6 +342,7 @@ static int addKeySum(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t
                    k.x,
                    k.var,
                    k.spread,
+                   k.square,
                    x->key_n + t->k_row,
                    t->ld,
                    k.ld_x,
@@ -384,6 +390,7 @@ static int addKeySums(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
                            dv_var + row * p->dv,
                            x->dv_size + own_row * p->dv,
                            x->dv_spread + own_row * p->dv,
+                           x->dv_square + own_row * p->dv,
                            (one ? hkv : 1) * p->dv};
         const key_sum k = {b.ds,
                            b.w_ds,
@@ -399,6 +406,7 @@ static int addKeySums(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
                            dk_var + row * p->dqk,
                            x->dk_size + own_row * p->dqk,
                            x->dk_spread + own_row * p->dqk,
+                           x->dk_square + own_row * p->dqk,
                            (one ? hkv : 1) * p->dqk};
         DKV_TRY(addKeySum(o, s, t, rows, v, alike[1]));
         DKV_TRY(addKeySum(o, s, t, rows, k, alike[0]));
@@ -445,10 +453,12 @@ __global__ void finish_queries_kernel(int64_t q_row, int m, int g, int hq, int h
     DKV_GRID_LOOP(e, (int64_t)m * d) {
         const int64_t i = e / d, at = ((q_row + i / g) * hq + head0 + i % g) * d + e % d;
         const double n = x.n ? x.n[i] : 0, sum = x.acc[e];
-        const double y = sum - (n > 0 ? dkv_twinLossAnyhow(&u.z, u.z.fold_dq, sum, n, x.size[e]) : 0);
+        dkv_twin_lost lost = {0, 0};
+        if (n > 0) lost = dkv_twinLossAnyhow(&u.z, u.z.last_ds, u.z.fold_dq, sum, n, x.size[e], x.square[e]);
+        const double y = sum - lost.mean;
         const double path = n > 0 ? dkv_twinPath(&u.z, u.z.fold_dq, sum, n, x.size[e], x.spread[e], x.n2[i] / (n * n)) : 0;
-        const double var = path + x.chain[e] + x.a2[e] + r.delta_var[i] * x.a1[e] * x.a1[e] +
-                                                     dkv_twinFlushed(&u.z, u.z.fold_dq, y, u.scale, terms);
+        const double var = path + lost.var + x.chain[e] + x.a2[e] + r.delta_var[i] * x.a1[e] * x.a1[e] +
+                           dkv_twinFlushed(&u.z, u.z.fold_dq, y, u.scale, terms);
         twin[at] = y;
         sigma2[at] =
             dkv_stored(y, dkv_roundBy(u.round_out, y), var, stored ? 0 : dkv_spacingAt(u.ulp_out, fabs(y)));
@@ -491,9 +501,10 @@ static int startBackward(dkv_device_oracle *o, dkv_scene *s, const void *kernel_
     delta_twin_kernel<<<dkv_blocksFor(s->m, 64), 64, 0, o->stream>>>(k, x->u, o->r);
     DKV_TRY_CUDA(cudaGetLastError());
     DKV_TRY(dkv_twinZeroSums(o, s->m, p->dqk));
-    for (double *y : {x->size, x->spread, x->row_n, x->row_n2})
-        if (x->anyhow)
-            DKV_TRY_CUDA(cudaMemsetAsync(y, 0, sizeof(double) * (size_t)s->m * (y == x->size || y == x->spread ? p->dqk : 1), o->stream));
+    for (double *y : {x->size, x->spread, x->square, x->row_n, x->row_n2}) {
+        const size_t each = y == x->row_n || y == x->row_n2 ? 1 : (size_t)p->dqk;
+        if (x->anyhow) DKV_TRY_CUDA(cudaMemsetAsync(y, 0, sizeof(double) * (size_t)s->m * each, o->stream));
+    }
     DKV_TRY(dkv_twinMeans(o, o->d_o + at * p->dv, s->m, x->sub_m, p->dv, x->o_norm + at, x->o_mean2));
     DKV_TRY(dkv_twinMeans(o, o->q + at * p->dqk, s->m, x->sub_m, p->dqk, o->in.d_lse ? NULL : x->o_norm + at,
                           x->q_mean2));

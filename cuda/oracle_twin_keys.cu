@@ -67,7 +67,8 @@ __global__ void finish_keys_kernel(key_end k, __grid_constant__ const dkv_twin_u
 
 typedef struct key_loss {
     const double *n, *n2; /* [tk] */
-    double *x, *var, *size, *spread;
+    double *x, *var, *size, *spread, *square;
+    double last; /* dkv_noise.last_p, last_ds */
     int64_t ld, part; /* element (j, c) of accumulator p at p * part + j * ld + c; sizes at (p * tk + j) * d + c */
     int64_t tk;
     int32_t d, parts;
@@ -79,9 +80,10 @@ __global__ void lose_keys_kernel(key_loss k, __grid_constant__ const dkv_noise z
         const int64_t p = e / (n * k.d), j = first + e / k.d % n, c = e % k.d, at = p * k.part + j * k.ld + c;
         const int64_t own = (p * k.tk + j) * k.d + c;
         const double all = k.n[j], terms = all / k.parts, x = k.x[at], size = k.size[own];
-        k.var[at] += dkv_twinPath(&z, z.fold_dkv, x, terms, size, k.spread[own], all > 0 ? k.n2[j] / (all * all) : 1);
-        k.x[at] = x - dkv_twinLossAnyhow(&z, z.fold_dkv, x, terms, size);
-        k.size[own] = k.spread[own] = 0;
+        const dkv_twin_lost lost = dkv_twinLossAnyhow(&z, k.last, z.fold_dkv, x, terms, size, k.square[own]);
+        k.var[at] += dkv_twinPath(&z, z.fold_dkv, x, terms, size, k.spread[own], all > 0 ? k.n2[j] / (all * all) : 1) + lost.var;
+        k.x[at] = x - lost.mean;
+        k.size[own] = k.spread[own] = k.square[own] = 0;
     }
 }
 
@@ -93,7 +95,8 @@ static int loseKeys(dkv_device_oracle *o, int32_t kvh, int64_t first, int64_t n)
         const int32_t d = of_dv ? p->dv : p->dqk;
         const int id = of_dv ? DKV_DV : DKV_DK;
         key_loss k = {t->key_n, t->key_n2, of_dv ? t->dv : t->dk, of_dv ? t->dv_var : t->dk_var,
-                      of_dv ? t->dv_size : t->dk_size, of_dv ? t->dv_spread : t->dk_spread, d, tk * d, tk, d, t->parts};
+                      of_dv ? t->dv_size : t->dk_size, of_dv ? t->dv_spread : t->dk_spread,
+                      of_dv ? t->dv_square : t->dk_square, of_dv ? t->u.z.last_p : t->u.z.last_ds, d, tk * d, tk, d, t->parts};
         if (!t->apart) {
             k.x = o->out[DKV_PART_TWIN][id] + (int64_t)kvh * d;
             k.var = o->out[DKV_PART_SIGMA2][id] + (int64_t)kvh * d;
@@ -161,14 +164,14 @@ static int zeroSums(dkv_device_oracle *o, int d, double *const *sums, int n) {
 int dkv_twinZeroKeys(dkv_device_oracle *o) {
     dkv_twin_device *t = o->twin;
     double *const k[] = {t->dk, t->dk_var}, *const v[] = {t->dv, t->dv_var};
-    double *const kl[] = {t->dk_size, t->dk_spread}, *const vl[] = {t->dv_size, t->dv_spread};
+    double *const kl[] = {t->dk_size, t->dk_spread, t->dk_square}, *const vl[] = {t->dv_size, t->dv_spread, t->dv_square};
     if (t->apart) {
         DKV_TRY(zeroSums(o, o->p->dqk, k, 2));
         DKV_TRY(zeroSums(o, o->p->dv, v, 2));
     }
     DKV_TRY(zeroCounts(o, 0, o->l->view.tk));
     if (!t->anyhow) return 0;
-    DKV_TRY(zeroSums(o, o->p->dqk, kl, 2));
-    DKV_TRY(zeroSums(o, o->p->dv, vl, 2));
+    DKV_TRY(zeroSums(o, o->p->dqk, kl, 3));
+    DKV_TRY(zeroSums(o, o->p->dv, vl, 3));
     return 0;
 }

@@ -22,7 +22,7 @@ int dkv_twinCountTerms(dkv_device_oracle *o, int64_t n, int64_t parts, int64_t l
 /* What a warp's lanes find out about a part each, for all columns. */
 typedef struct part_row {
     dkv_formula_walk walk;
-    double alike, within, count, by, fade, old, to_mean; /* to_mean: 1 / wsum, 0: mean2 it is */
+    double alike, within, squares, count, by, fade, old, to_mean; /* to_mean: 1 / wsum, 0: mean2 it is */
 } part_row;
 
 static __device__ __forceinline__ part_row partOf(const dkv_noise &z, const row_parts &k, int i, int b, double done) {
@@ -34,6 +34,7 @@ static __device__ __forceinline__ part_row partOf(const dkv_noise &z, const row_
     y.alike = dkv_twinAlike(k.alike[i / k.sub_m * k.subs + b]);
     y.count = k.count[at];
     y.within = k.anyhow ? dkv_twinPathWithin(&z, k.fold, y.count, step.squares) : 0;
+    y.squares = step.squares;
     y.by = k.by ? k.by[at] : 1;
     if (y.by != 1) y.fade = k.fade[at], y.old = k.old[at];
     if (k.wsum && k.wsum[at] > 0) y.to_mean = 1 / k.wsum[at];
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(128) add_rows_kernel(__grid_constant__ const d
     part_row *const part = parts[threadIdx.x / 32];
     if (i >= k.m) return;
     row_element s[COLUMNS];
-    double spread[COLUMNS] = {}, n = 0, n2 = 0, done = k.done[i];
+    double spread[COLUMNS] = {}, square[COLUMNS] = {}, n = 0, n2 = 0, done = k.done[i];
     const int64_t row = (int64_t)i * k.d;
 #pragma unroll
     for (int q = 0; q < COLUMNS; q++) {
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(128) add_rows_kernel(__grid_constant__ const d
                 s[q].a2 += a2;
                 s[q].chain += p.alike * dkv_formulaWalked(&p.walk, old, now, mean2) + p.within * mean2;
                 if (!ANYHOW && k.size) s[q].loss += dkv_twinLoss(&z, k.fold, old, now, p.count, k.size[at]);
-                if (ANYHOW) spread[q] += (now - old) * (now - old);
+                if (ANYHOW) spread[q] += (now - old) * (now - old), square[q] += p.squares * mean2;
             }
             n += p.count;
             n2 += p.count * p.count;
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(128) add_rows_kernel(__grid_constant__ const d
         x.chain[e] = s[q].chain;
         if (k.by || k.a1) x.a1[e] = s[q].a1;
         if (k.by || k.a2) x.a2[e] = s[q].a2;
-        if (ANYHOW) x.spread[e] += spread[q];
+        if (ANYHOW) x.spread[e] += spread[q], x.square[e] += square[q];
         else x.loss[e] = s[q].loss;
     }
     if (!ANYHOW || c0 > 0) return;

@@ -319,9 +319,9 @@ static int beginHead(dkv_twin *t, int32_t kvh, dkv_err *err) {
     if (!code) code = countEqual(t, err);
     if (code) return code;
     const dkv_keySum out_k = {t->out->twin.dk + to * p->dqk, t->out->sigma2.dk + to * p->dqk, NULL,
-                              (int64_t)heads * p->dqk, t->dk[0].size, t->dk[0].spread};
+                              (int64_t)heads * p->dqk, t->dk[0].size, t->dk[0].spread, t->dk[0].square};
     const dkv_keySum out_v = {t->out->twin.dv + to * p->dv, t->out->sigma2.dv + to * p->dv, NULL,
-                              (int64_t)heads * p->dv, t->dv[0].size, t->dv[0].spread};
+                              (int64_t)heads * p->dv, t->dv[0].size, t->dv[0].spread, t->dv[0].square};
     if (!t->apart) t->dk[0] = out_k, t->dv[0] = out_v;
     for (int64_t e = 0; e < t->parts && t->in->d_o && !t->shares; e++) {
         clearSum(t, &t->dk[e], p->dqk);
@@ -441,15 +441,15 @@ static int openHead(dkv_twin *t, void **owned, int *count, dkv_err *err) {
     int code = allocate(t, all, sizeof all / sizeof *all, owned, count, err);
     if (!code && t->in->sink && t->in->d_o) code = allocate(t, sink, 2, owned, count, err);
     if (code || (!t->apart && !t->anyhow) || t->shares) return code;
-    /* One block for all sums' arrays: two that the outputs have room for if they are not apart, the steps or two more. */
-    const int64_t own = t->apart ? 2 : 0, each = own + (t->anyhow ? 2 : t->part.rows), k = tk * p->dqk, v = tk * p->dv;
+    /* One block for all sums' arrays: two that the outputs have room for if they are not apart, the steps or three more. */
+    const int64_t own = t->apart ? 2 : 0, each = own + (t->anyhow ? 3 : t->part.rows), k = tk * p->dqk, v = tk * p->dv;
     double *x = NULL;
     const buffer parts = {&x, each * t->parts * (k + v), sizeof(double)};
     code = allocate(t, &parts, 1, owned, count, err);
     for (int64_t e = 0; e < t->parts && !code; e++, x += each * (k + v)) {
         double *y = x + each * k;
-        t->dk[e] = (dkv_keySum){x, x + k, t->part.rows ? x + 2 * k : NULL, p->dqk, x + own * k, x + (own + 1) * k};
-        t->dv[e] = (dkv_keySum){y, y + v, t->part.rows ? y + 2 * v : NULL, p->dv, y + own * v, y + (own + 1) * v};
+        t->dk[e] = (dkv_keySum){x, x + k, t->part.rows ? x + 2 * k : NULL, p->dqk, x + own * k, x + (own + 1) * k, x + (own + 2) * k};
+        t->dv[e] = (dkv_keySum){y, y + v, t->part.rows ? y + 2 * v : NULL, p->dv, y + own * v, y + (own + 1) * v, y + (own + 2) * v};
     }
     return code;
 }
@@ -488,6 +488,7 @@ static int openTiles(dkv_twin *t, void **owned, int *count, dkv_err *err) {
                           DOUBLES(dq_steps, t->part.dq_block ? m * d : 0),
                           DOUBLES(dq.size, t->u.z.gain > 0 ? m * d : 0),
                           DOUBLES(dq.spread, t->u.z.gain > 0 ? m * d : 0),
+                          DOUBLES(dq.square, t->u.z.gain > 0 ? m * d : 0),
                           DOUBLES(dq.n, m),
                           DOUBLES(dq.n2, m),
                           DOUBLES(o_kernel, m * d),

@@ -261,8 +261,9 @@ static void addKeySum(dkv_twin *t, const dkv_keySum *sum, int64_t part, keyTerms
         dkv_chainStep step = dkv_evenStep(t->col_n[j] / parts, k.alpha * k.alpha * k.col2[j] / parts, k.alike,
                                           t->u.z.fold_dkv, t->key_n[t->t.k_row + j] / parts);
         dkv_twinChain(&t->u.z, step, d, t->before + j * d, x + j * sum->ld, k.mean2, at);
-        if (t->anyhow)
-            dkv_twinAddScaled(k.mean2, d, dkv_twinPathWithin(&t->u.z, t->u.z.fold_dkv, step.count, step.squares), at);
+        if (!t->anyhow) continue;
+        dkv_twinAddScaled(k.mean2, d, dkv_twinPathWithin(&t->u.z, t->u.z.fold_dkv, step.count, step.squares), at);
+        dkv_twinAddScaled(k.mean2, d, step.squares, sum->square + (t->t.k_row + j) * d);
     }
     if (!(t->u.z.gain > 0)) return;
     loseKeySum(t, sum, k.alpha, k.w, k.y, d);
@@ -348,6 +349,7 @@ void dkv_twinBackwardQueries(dkv_twin *t) {
         t->dq.n[i] += now;
         t->dq.n2[i] += now * now;
         if (!t->part.dq_block) dkv_twinAddScaled(t->k_mean2, d, within, t->dq.chain + i * d);
+        dkv_twinAddScaled(t->k_mean2, d, t->row_ds2[i] * scale * scale, t->dq.square + i * d);
         for (int64_t e = i * d; e < (i + 1) * d; e++) {
             const double more = t->dq.acc[e] - t->before[e];
             t->dq.size[e] += t->prod[e];
@@ -362,8 +364,10 @@ void dkv_twinBackwardQueries(dkv_twin *t) {
 static double loseQuery(dkv_twin *t, int64_t i, int64_t e) {
     const double n = t->dq.n[i], x = t->dq.acc[e];
     if (t->part.dq_block || n < 1) return 0;
-    t->dq.loss[e] = dkv_twinLossAnyhow(&t->u.z, t->u.z.fold_dq, x, n, t->dq.size[e]);
-    return dkv_twinPath(&t->u.z, t->u.z.fold_dq, x, n, t->dq.size[e], t->dq.spread[e], t->dq.n2[i] / (n * n));
+    const dkv_twin_lost lost =
+        dkv_twinLossAnyhow(&t->u.z, t->u.z.last_ds, t->u.z.fold_dq, x, n, t->dq.size[e], t->dq.square[e]);
+    t->dq.loss[e] = lost.mean;
+    return dkv_twinPath(&t->u.z, t->u.z.fold_dq, x, n, t->dq.size[e], t->dq.spread[e], t->dq.n2[i] / (n * n)) + lost.var;
 }
 
 /* A power of two at or above x. */
@@ -472,7 +476,7 @@ void dkv_twinBackwardRow(dkv_twin *t, int64_t i) {
 
 void dkv_twinBeginBackward(dkv_twin *t) {
     int64_t m = t->b.m, d = t->p->dqk;
-    double *zeros[] = {t->dq.acc, t->dq.chain, t->dq.loss, t->dq.a1, t->dq.a2, t->dq.size, t->dq.spread};
+    double *zeros[] = {t->dq.acc, t->dq.chain, t->dq.loss, t->dq.a1, t->dq.a2, t->dq.size, t->dq.spread, t->dq.square};
     dkv_getLse(&t->h, &t->b, t->kernel_lse, t->lse_kernel);
     if (t->a->delta_exact)
         exactOutputs(t);
@@ -482,7 +486,7 @@ void dkv_twinBeginBackward(dkv_twin *t) {
         deltaRow(t, i);
         if (t->in->sink && t->sink_sum) sinkRow(t, i);
     }
-    for (size_t e = 0; e < (t->u.z.gain > 0 ? 7 : 5); e++) memset(zeros[e], 0, sizeof(double) * (size_t)(m * d));
+    for (size_t e = 0; e < (t->u.z.gain > 0 ? 8 : 5); e++) memset(zeros[e], 0, sizeof(double) * (size_t)(m * d));
     memset(t->dq.terms, 0, sizeof(double) * (size_t)m);
     memset(t->dq.n, 0, sizeof(double) * (size_t)m);
     memset(t->dq.n2, 0, sizeof(double) * (size_t)m);

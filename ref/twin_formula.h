@@ -31,6 +31,9 @@ typedef struct dkv_noise {
     double stuck;             /* a term below stuck * T leaves the sum T as it is */
     double gain; /* expected loss a product, relative to T_t, of a sum of one sign; 0 to nearest */
     double cut;  /* share of it that the accumulator's own cut takes, whatever the terms' signs */
+    double quantum;         /* at which a step cuts its products, in units of the sum's last place; 0: they lose nothing */
+    double last_p, last_ds; /* mean logarithm of (a product's last bit / the product) over (the sum's last place / the
+                             * sum), of products with P and with dS: dkv_twinLossAnyhow */
     double fold, fold_dq, fold_dkv; /* products after which a chain (of O; of dQ; of dK, dV) is folded into a
                                      * sum rounded to nearest; 0: never */
     int32_t step, truncates;        /* products a step */
@@ -40,17 +43,25 @@ typedef struct dkv_noise {
  * multiple of q, at its last place: q/2 and (1 - q)/2 are lost in the mean, together
  *     acc_gain = 2u E[1/m] (step q/2 + (1 - q)/2) / 2
  * of a sum that grows evenly from 0. q is a power of two, so that the measured loss names it: 1/4 on an H200. */
-static inline double dkv_twinCut(const dualkv_arithmetic *a, double step) {
+static inline double dkv_twinQuantum(const dualkv_arithmetic *a, double step) {
     double units = 2 * a->acc_gain / (a->unit * DKV_MANTISSA), q;
-    if (step < 2 || !(units > 1)) return 1;
+    if (step < 2 || !(units > 1)) return 0;
     q = exp2(rint(log2((units - 1) / (step - 1))));
-    q = q < 1 ? q : 1;
-    return (1 - q) / (step * q + 1 - q);
+    return q < 1 ? q : 1;
+}
+static inline double dkv_twinCut(double quantum, double step) { return (1 - quantum) / (step * quantum + 1 - quantum); }
+
+/* The last bit of a product of two numbers of so many digits (mantissas log-uniform; trailing zeros 1 in the mean, each),
+ * over the product, beside the last place of a sum over that sum. `format` of 0 digits or fp32's: as exact as fp32. */
+static inline double dkv_twinLastBit(const dualkv_arithmetic *a, int32_t format, int32_t input) {
+    const double w = dkv_unitRoundoff(format), y = dkv_unitRoundoff(input), unit = a->unit;
+    return log((w > 0 ? w : unit) * (y > 0 ? y : unit) / unit) + (3.5 - 1) * 0.69314718055994531;
 }
 
 static inline void dkv_makeNoise(const dkv_problem *p, const dualkv_arithmetic *a, dkv_noise *out) {
     dkv_noise z;
     double u2 = a->unit * a->unit, acc2 = a->acc_truncates ? 2 * u2 : a->acc_unit * a->acc_unit;
+    int32_t input = a->in_format != DUALKV_EXACT ? a->in_format : (int32_t)p->dtype;
     int wide = p->dtype == DUALKV_FP32 && a->in_format == DUALKV_EXACT && a->unit > 0x1p-30;
     z.step = a->acc_step > 1 ? a->acc_step : 1;
     z.unit2 = DKV_ROUND_VAR * u2;
@@ -65,7 +76,10 @@ static inline void dkv_makeNoise(const dkv_problem *p, const dualkv_arithmetic *
     z.stuck = a->unit;
     z.truncates = a->acc_truncates != 0;
     z.gain = z.truncates ? 2 * a->acc_gain / z.step : 0;
-    z.cut = dkv_twinCut(a, (double)z.step);
+    z.quantum = dkv_twinQuantum(a, (double)z.step);
+    z.cut = dkv_twinCut(z.quantum, (double)z.step);
+    z.last_p = dkv_twinLastBit(a, a->p_format, input);
+    z.last_ds = dkv_twinLastBit(a, a->ds_format, input);
     z.fold = (double)a->acc_fold * z.step;
     z.fold_dq = a->acc_fold_dq > 0 ? (double)a->acc_fold_dq * z.step : z.fold;
     z.fold_dkv = a->acc_fold_dkv > 0 ? (double)a->acc_fold_dkv * z.step : z.fold;
@@ -261,10 +275,51 @@ DKV_INLINE double dkv_twinLoss(const dkv_noise *z, double fold, double before, d
 }
 
 /* Terms in an order that nothing declares (a key's rows: heads outside or inside, last rows first, diagonal blocks
- * before the others): the whole chain of n terms, x its sum. On average over all orders the partial sums run evenly to
- * x, and with x their sum is n x / 2. */
-DKV_INLINE double dkv_twinLossAnyhow(const dkv_noise *z, double fold, double x, double n, double size) {
-    return dkv_twinLoss(z, fold, 0, x, n, size);
+ * before the others): the whole chain of n terms, x its sum, `square` the sum of the terms' squares. On average over all
+ * orders the partial sums run evenly to x, and with x their sum is n x / 2.
+ *
+ * Products of 16-bit numbers have few bits: a cut takes nothing of a number that is a multiple of its place. A cut grows
+ * with the sum, f of the way along by f, and takes the more the coarser it is than the last bit there is, b: a cut at C
+ * loses (C - b)/2, of a whole C/2. With r = b/C at the end of the chain the part of the loss that is left is
+ *     products      integral over f of (f - r)+, twice:     (1 - r)^2           the distribution of a number of two's least
+ *     the sum       the same, cut at f (1 - q):              1 - r^2/q, r < q;  (1 - r)^2/(1 - q) beyond
+ * both one less a distribution of r over 0..1 (Beta(1, 2); triangular with its top at q), of logarithms that have a mean and
+ * a variance. b is spread, too: as the terms are (log-normal: n square/size^2 = exp of the variance), and by mantissas and
+ * trailing zeros; of a step's sum it is the least of its products'. Both taken for normal, their difference is. */
+typedef struct dkv_twin_lost {
+    double mean, var; /* what the chain is expected to lose; by how much that is unsure: half of part (1 - part) */
+} dkv_twin_lost;
+
+#define DKV_BITS_VAR 2.0419        /* ln^2 2 (2 + 2 of trailing zeros, 1/12 of each of three mantissas) */
+#define DKV_BETA_LN -1.5, 1.25     /* mean and variance of ln r, density 2 (1 - r) */
+#define DKV_TOP_LN -1.03790, 0.39586 /* of ln r, r triangular over 0..1 with its top at 1/4 */
+
+/* That a normal number is below 0. */
+DKV_INLINE double dkv_twinBelow(double mean, double var) { return 0.5 * erfc(mean / sqrt(2 * var)); }
+/* That ln b of `mean`, `var` is below ln r of the others. */
+DKV_INLINE double dkv_twinReached(double mean, double var, double of, double of_var) {
+    return dkv_twinBelow(mean - of, var + of_var);
+}
+
+DKV_INLINE dkv_twin_lost dkv_twinLossAnyhow(const dkv_noise *z, double last, double fold, double x, double n, double size,
+                                            double square) {
+    dkv_twin_lost lost = {0, 0};
+    if (n < 1 || !(fabs(x) <= DBL_MAX) || !(size > 0) || (double)(float)x == x) return lost;
+    const double chain = fold > 0 && fold < n ? fold : n, part = chain / n, same = fabs(x) < size ? fabs(x) / size : 1;
+    double unlike = n * square / (size * size), bits, whole, sums, products;
+    unlike = unlike < n ? unlike : n;
+    unlike = unlike > 1 ? log(unlike) : 0;
+    /* how far the sums reach: the mean square of a path to x, in which the terms' squares are a bridge */
+    bits = last + log(size * part / (chain * sqrt(x * x * part * part + square * part / 2))) - unlike / 2;
+    unlike += DKV_BITS_VAR;
+    sums = dkv_twinReached(bits - (z->step > 8 ? 1.77 : 1.42) * sqrt(unlike), (z->step > 8 ? 0.29 : 0.37) * unlike, DKV_TOP_LN);
+    products = z->quantum > 0 ? dkv_twinReached(bits - log(z->quantum), unlike, DKV_BETA_LN) : 0;
+    whole = z->gain * fabs(x) * chain / 2;
+    lost.mean = z->cut * sums + (1 - z->cut) * same * products;
+    lost.var = (z->cut * sums * (1 - sums) + (1 - z->cut) * same * products * (1 - products)) / 2 * whole;
+    lost.var *= lost.var;
+    lost.mean *= x < 0 ? -whole : whole;
+    return lost;
 }
 
 /* How far the partial sums' sum is from that: the variance of a bridge, n^2/12 times what the terms' squares add up to

@@ -11,11 +11,12 @@
 
 /* Sums of gradients of keys: x and its variance, element (row, c) at row * ld + c. `steps`: variance of what roundings
  * under way left (whole steps of their format), `var` then of what came since. NULL: none under way. Where a loss is
- * expected and the terms' order not declared: sums of |terms| and of the squares of each tile's sum, at row * d + c. */
+ * expected and the terms' order not declared: sums of |terms|, of the squares of each tile's sum, and of the terms', at
+ * row * d + c. */
 typedef struct dkv_keySum {
     double *x, *var, *steps;
     int64_t ld;
-    double *size, *spread;
+    double *size, *spread, *square;
 } dkv_keySum;
 
 /* A sum over keys for each row of the block, [m, d]: its value, its chain's variance and expected loss; first
@@ -23,7 +24,7 @@ typedef struct dkv_keySum {
  * of the tile's terms. */
 typedef struct dkv_rowSum {
     double *acc, *chain, *loss, *a1, *a2, *terms, *now, *var;
-    double *size, *spread, *n, *n2; /* as of a key's; terms in all, and sum of the squares of each tile's: [m] */
+    double *size, *spread, *square, *n, *n2; /* as of a key's; terms in all, and sum of the squares of each tile's: [m] */
 } dkv_rowSum;
 
 /* A row's largest score so far: the variance in use of it, of which its chain's, and what of it all keys of the row share;

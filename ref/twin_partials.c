@@ -40,22 +40,24 @@ static void roundRunning(const dkv_twin *t, const dkv_keySum *sum, int64_t j, in
 }
 
 /* What each accumulator of key j is expected to lose (dkv_twinLossAnyhow); its chains begin anew. */
-static void loseKey(const dkv_twin *t, const dkv_keySum *sum, int64_t j, int64_t d) {
+static void loseKey(const dkv_twin *t, const dkv_keySum *sum, double last, int64_t j, int64_t d) {
     const double n = t->key_n[j] / (double)t->parts, even = n > 0 ? t->key_n2[j] / (t->key_n[j] * t->key_n[j]) : 1;
     for (int64_t e = 0; e < t->parts; e++)
         for (int64_t c = 0; c < d; c++) {
             double *x = sum[e].x + j * sum[e].ld + c, *size = sum[e].size + j * d + c, *spread = sum[e].spread + j * d + c;
-            sum[e].var[j * sum[e].ld + c] += dkv_twinPath(&t->u.z, t->u.z.fold_dkv, *x, n, *size, *spread, even);
-            *x -= dkv_twinLossAnyhow(&t->u.z, t->u.z.fold_dkv, *x, n, *size);
-            *size = *spread = 0;
+            double *square = sum[e].square + j * d + c;
+            const dkv_twin_lost lost = dkv_twinLossAnyhow(&t->u.z, last, t->u.z.fold_dkv, *x, n, *size, *square);
+            sum[e].var[j * sum[e].ld + c] += dkv_twinPath(&t->u.z, t->u.z.fold_dkv, *x, n, *size, *spread, even) + lost.var;
+            *x -= lost.mean;
+            *size = *spread = *square = 0;
         }
 }
 
 static void loseKeys(dkv_twin *t, int64_t first, int64_t n) {
     for (int64_t j = first; j < first + n; j++) {
         if (t->anyhow) {
-            loseKey(t, t->dk, j, t->p->dqk);
-            loseKey(t, t->dv, j, t->p->dv);
+            loseKey(t, t->dk, t->u.z.last_ds, j, t->p->dqk);
+            loseKey(t, t->dv, t->u.z.last_p, j, t->p->dv);
         }
         t->key_n[j] = t->key_n2[j] = 0;
     }
