@@ -20,7 +20,7 @@ extern "C" {
 
 /* Of what truth, bound and twin say: counted up by whoever makes them say something else. What was accepted under another
  * version is not compared (verify/gate.h). */
-#define DKV_ORACLE_VERSION "5"
+#define DKV_ORACLE_VERSION "6"
 
 /* Rows whose errors are the same number (twin_top.c): rows that tell anything; the sum over them of how many share their
  * LSE's error; of how many lean on the same capped score. 0: not counted. */
