@@ -115,14 +115,14 @@ def read_text(path):
 
 
 def read_records(path):
-    """The records of a file, without a cut last row, and without what is none."""
+    """Rows of a file and the records in them, without a cut last row, and without what is none."""
     for row in read_text(path).splitlines():
         try:
             r = json.loads(row)
         except ValueError:
             continue
         if isinstance(r, dict) and isinstance(r.get("line"), str) and isinstance(r.get("kernel"), str):
-            yield r
+            yield row, r
 
 
 def judged(files):
@@ -130,7 +130,7 @@ def judged(files):
     kernel's file does not count."""
     out = set()
     for path in files:
-        for r in read_records(path):
+        for _, r in read_records(path):
             if r.get("status") in JUDGED:
                 given = re.match(r"dualkv check '([^']*)'", str(r.get("command")))
                 out.update((r["kernel"].rsplit("/", 1)[-1], line) for line in (r["line"], given[1] if given else r["line"]))
@@ -203,17 +203,17 @@ class Campaign:
         self.words.write(f"== {job.name} {job.line} ({self.now() - r['since']:.1f} s{', cut' if cut else ''})\n{words}\n")
         for end in (".jsonl", ".txt"):
             Path(f"{at}{end}").unlink(missing_ok=True)
-        for x in records:
-            self.records.write(json.dumps(x) + "\n")
+        for row, x in records:
+            self.records.write(row + "\n")
             self.keep(row_of(job.name, x))
             self.defects += x.get("status") in JUDGED - {"PASSED", "INCONCLUSIVE", "UNSUPPORTED"}
-        status = records[-1].get("status") if records else None
-        if status in JUDGED:
+        last = records[-1][1] if records else {}
+        if last.get("status") in JUDGED:
             return
         if not records:
-            last = words.strip().splitlines()[-1:] or [""]
-            self.keep(f"{job.name.removeprefix('torch_'):15.15} {job.line[6:19]:13} {'cut' if cut else 'no record'} after {self.now() - r['since']:.0f} s: {last[0][:120]}")
-        if not cut and job.tries < 2 and MEMORY.search(str(records[-1].get("why")) if records else words):
+            ended = words.strip().splitlines()[-1:] or [""]
+            self.keep(f"{job.name.removeprefix('torch_'):15.15} {job.line[6:19]:13} {'cut' if cut else 'no record'} after {self.now() - r['since']:.0f} s: {ended[0][:120]}")
+        if not cut and job.tries < 2 and MEMORY.search(str(last.get("why")) if records else words):
             job.alone = True
         self.queue.append(job)
         job.tries += not job.alone  # no third time
