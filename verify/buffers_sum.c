@@ -107,21 +107,26 @@ typedef struct bits_loop {
     uint64_t span[DKV_SPANS];
 } bits_loop;
 
+/* Four chains: one would wait for its multiplications. */
 static void bitsSpan(int64_t first, int64_t end, int span, void *arg) {
     bits_loop *l = arg;
     const dkv_view *w = l->w;
     const int64_t bytes = w->dim * w->elt;
-    uint64_t h = 0, word;
+    uint64_t h[4] = {0, 1, 2, 3}, word[4];
     for (int64_t t = first; t < end; t++)
         for (int64_t k = 0; k < w->heads; k++) {
             const uint8_t *x = dkv_elementRow(w, l->base, t, k);
             int64_t i = 0;
-            for (; i + 8 <= bytes; i += 8) h = dkv_mixBits(h, (memcpy(&word, x + i, 8), word));
-            word = 0;
-            memcpy(&word, x + i, (size_t)(bytes - i));
-            h = dkv_mixBits(h, word);
+            for (; i + (int64_t)sizeof word <= bytes; i += (int64_t)sizeof word) {
+                memcpy(word, x + i, sizeof word);
+                for (int c = 0; c < 4; c++) h[c] = dkv_mixBits(h[c], word[c]);
+            }
+            if (i == bytes) continue;
+            memset(word, 0, sizeof word);
+            memcpy(word, x + i, (size_t)(bytes - i));
+            for (int c = 0; c < 4; c++) h[c] = dkv_mixBits(h[c], word[c]);
         }
-    l->span[span] = h;
+    for (int c = 0; c < 4; c++) l->span[span] = dkv_mixBits(l->span[span], h[c]);
 }
 
 static void addBits(const dkv_arena *a, dkv_slot s, uint64_t *bits) {

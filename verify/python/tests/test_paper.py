@@ -97,13 +97,15 @@ class Paper(unittest.TestCase):
 
     def test_memory_and_lanes_hold(self):
         rows = [(k, "-", "packed", LINE) for k in "abcd"]
-        program = self.fake(a="PASSED 2", b="PASSED 2", c="PASSED 2", d="PASSED 2")
+        program = self.fake(a="PASSED 1", b="PASSED 1", c="PASSED 1", d="PASSED 1")
         for options, most in ((["--lanes", "4"], 3), (["--lanes", "2"], 1), (["--lanes", "4", "--host", "2.5"], 1),
                               (["--lanes", "4", "--device", "4"], 0)):
             for old in list(self.at.glob("seen-*")) + list(self.at.glob("out/*")):
                 old.unlink()
             self.assertEqual(self.run_it(rows, "--host", "20", *options, program=program).returncode, 0)
-            self.assertEqual(max(n for k in "abcd" for n in self.beside(k)), most, options)
+            beside = max(n for k in "abcd" for n in self.beside(k))
+            self.assertLessEqual(beside, most, options)
+            self.assertGreaterEqual(beside, min(most, 1), options)
 
     def test_what_is_there_is_kept_when_it_ends(self):
         program = self.fake(a="PASSED", b="hang")
