@@ -93,6 +93,9 @@ static void saySummary(const show *s, const dkv_campaign *c, const long counts[D
             (double)c->finished / (seconds > 0 ? seconds : 1));
     fprintf(s->out, "\n");
     dkv_sayRefusals(&s->refused, s->out);
+    if (c->short_of)
+        fprintf(s->out, "  less than the %" PRIu64 " of --cases could be judged: the kernel refuses nearly all of %" PRIu64 "\n", c->cases,
+                c->cases * DKV_TRIES);
     dkv_sayBehaviour(&s->behaves, s->out);
     fflush(s->out);
 }
@@ -145,6 +148,7 @@ int dkv_cmdFuzz(const dkv_cli *cli) {
     s.behaves = s.log.behaves;
     c.sampler = &sampler;
     c.done = s.log.done;
+    c.refused = s.log.unsupported;
     c.n_done = s.log.n_done;
     c.report = takeCase;
     c.arg = &s;

@@ -18,18 +18,32 @@
 
 #define CASES_MAX ((uint64_t)1 << 28) /* of a log: its bits are kept in memory */
 
-static int setDone(dkv_log *log, uint64_t n, dkv_err *err) {
+static int growBits(uint8_t **bits, uint64_t from, uint64_t to, dkv_err *err) {
+    uint8_t *more = realloc(*bits, to / 8);
+    if (!more) return dkv_fail(err, DKV_EHARNESS, "out of memory");
+    memset(more + from / 8, 0, (to - from) / 8);
+    *bits = more;
+    return 0;
+}
+
+static int setDone(dkv_log *log, uint64_t n, bool refused, dkv_err *err) {
+    const uint64_t bits = (n | 8191) + 1;
+    const uint8_t bit = (uint8_t)(1 << n % 8);
     if (n >= log->n_done) {
-        uint64_t bits = (n | 8191) + 1;
-        uint8_t *done = realloc(log->done, bits / 8);
-        if (!done) return dkv_fail(err, DKV_EHARNESS, "out of memory");
-        memset(done + log->n_done / 8, 0, (bits - log->n_done) / 8);
-        log->done = done;
+        if (growBits(&log->done, log->n_done, bits, err) || growBits(&log->unsupported, log->n_done, bits, err))
+            return DKV_EHARNESS;
         log->n_done = bits;
     }
-    if (log->done[n / 8] >> n % 8 & 1) return dkv_fail(err, DKV_EUSER, "case %" PRIu64 " stands twice", n);
-    log->done[n / 8] |= (uint8_t)(1 << n % 8);
+    if (log->done[n / 8] & bit) return dkv_fail(err, DKV_EUSER, "case %" PRIu64 " stands twice", n);
+    log->done[n / 8] |= bit;
+    if (refused) log->unsupported[n / 8] |= bit;
     return 0;
+}
+
+static void freeBits(dkv_log *log) {
+    free(log->done);
+    free(log->unsupported);
+    log->done = log->unsupported = NULL;
 }
 
 /* Is `line` the case of that number? */
@@ -107,7 +121,7 @@ static int takeRecord(dkv_log *log, const cJSON *o, dkv_err *err) {
     dkv_countBehaviour(&log->behaves, dkv_textOf(o, "profile"));
     int rc = compareLine(log, (uint64_t)number->valuedouble, dkv_textOf(o, "line"), err);
     if (!rc) rc = compareOptions(dkv_textOf(o, "line"), log->kernel, dkv_textOf(o, "replay"), err);
-    return rc ? rc : setDone(log, (uint64_t)number->valuedouble, err);
+    return rc ? rc : setDone(log, (uint64_t)number->valuedouble, status == DKV_ST_UNSUPPORTED, err);
 }
 
 /* May a last line without its end be the beginning of a record, or the zeros that a machine leaves that lost its power? Else
@@ -206,8 +220,7 @@ int dkv_openLog(dkv_log *log, const char *path, dkv_log_mode mode, const char *k
     if (!rc && mode == DKV_LOG_NEW) rc = checkEmpty(path, err);
     if (!rc && mode == DKV_LOG_RESUME) rc = readRecords(log, path, err);
     if (!rc) return 0;
-    free(log->done);
-    log->done = NULL;
+    freeBits(log);
     letGo(log);
     return rc;
 }
@@ -231,8 +244,7 @@ int dkv_logCase(dkv_log *log, const dkv_fuzzed *f, dkv_err *err) {
 }
 
 int dkv_closeLog(dkv_log *log, dkv_err *err) {
-    free(log->done);
-    log->done = NULL;
+    freeBits(log);
     const int rc = dkv_closeRecords(&log->file, err);
     letGo(log);
     return rc;

@@ -10,7 +10,7 @@ typedef struct dkv_log {
     dkv_record_file file;
     const char *kernel;
     const dkv_sampler *sampler;
-    uint8_t *done; /* owned: bit n is set where case n has a record */
+    uint8_t *done, *unsupported; /* owned: bit n is set where case n has a record; where that says UNSUPPORTED */
     uint64_t n_done;
     int held; /* the file, locked for as long as it is open; -1: none */
     bool made;

@@ -171,7 +171,8 @@ static void refusals_stand_in_the_log(void **state) {
     assert_int_equal(dkv_openSampler(DKV_QUICK, 4, &s, &err), 0);
     assert_int_equal(dkv_openLog(&log, path, DKV_LOG_NEW, kernel, &s, &err), 0);
     v.log = &log;
-    run(kernel, &s, 2, 0, 1, &v);
+    v.stop_after = CASES;
+    run(kernel, &s, 1, 0, 1, &v);
     assert_int_equal(dkv_closeLog(&log, &err), 0);
     assert_int_equal(dkv_openLog(&log, path, DKV_LOG_RESUME, kernel, &s, &err), 0);
     assert_int_equal(log.counts[DKV_ST_UNSUPPORTED], CASES);
@@ -179,6 +180,81 @@ static void refusals_stand_in_the_log(void **state) {
     dkv_closeLog(&log, &err);
     dkv_closeSampler(&s);
     unlink(path);
+}
+
+enum { WANTED = 5, ROOM = DKV_TRIES * WANTED };
+
+typedef struct taken { /* which cases were told, and whether each was refused */
+    char status[ROOM][20];
+    int n, judged, stop_after;
+    dkv_log *log;
+} taken;
+
+static int note(const dkv_fuzzed *f, void *arg) {
+    taken *t = arg;
+    dkv_err err = {0};
+    assert_true(f->n < ROOM);
+    assert_string_equal(t->status[f->n], "");
+    snprintf(t->status[f->n], sizeof t->status[0], "%s", dkv_statusRow(f->result->status)->name);
+    t->n++;
+    t->judged += f->result->status != DKV_ST_UNSUPPORTED;
+    if (t->log) assert_int_equal(dkv_logCase(t->log, f, &err), 0);
+    return --t->stop_after == 0;
+}
+
+static bool runWanted(const char *spec, const dkv_sampler *s, int jobs, uint64_t shard, uint64_t shards, taken *t) {
+    dkv_kernel_spec kernel;
+    dkv_err err = {0};
+    assert_int_equal(dkv_parseKernelSpec(spec, &kernel, &err), 0);
+    dkv_campaign c = {.kernel = &kernel, .sampler = s, .data_dir = dkv_dataDir(), .cases = WANTED, .shard = shard, .shards = shards,
+                      .jobs = jobs, .timeout = 60, .budget = 1e-4, .report = note, .arg = t};
+    if (t->log) {
+        c.done = t->log->done;
+        c.refused = t->log->unsupported;
+        c.n_done = t->log->n_done;
+    }
+    dkv_runCampaign(&c);
+    if (c.trouble.code) fail_msg("%s", c.trouble.text);
+    return c.short_of;
+}
+
+/* What a kernel refuses is not of the cases that are wanted; which are judged depends on nothing but the seed. */
+static void refused_cases_are_made_up_for(void **state) {
+    (void)state;
+    static taken one, two, parts, cut;
+    const char *dir = getenv("DUALKV_BUILD");
+    char spec[256], path[] = "/tmp/dualkv-log-XXXXXX";
+    dkv_sampler s;
+    dkv_log log;
+    dkv_err err = {0};
+    memset(&one, 0, sizeof one), memset(&two, 0, sizeof two), memset(&parts, 0, sizeof parts), memset(&cut, 0, sizeof cut);
+    snprintf(spec, sizeof spec, "%s/testkernels/plain.so:plain", dir ? dir : "build");
+    assert_int_equal(dkv_openSampler(DKV_QUICK, 4, &s, &err), 0);
+    assert_false(runWanted(spec, &s, 1, 0, 1, &one));
+    assert_int_equal(one.judged, WANTED);
+    assert_in_range(one.n, 2 * WANTED, ROOM);
+    assert_false(runWanted(spec, &s, 3, 0, 1, &two));
+    for (uint64_t i = 0; i < 3; i++) assert_false(runWanted(spec, &s, 2, i, 3, &parts));
+    close(mkstemp(path));
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_NEW, spec, &s, &err), 0);
+    cut.log = &log;
+    cut.stop_after = one.n / 2; /* most of these are refused */
+    runWanted(spec, &s, 1, 0, 1, &cut);
+    assert_int_equal(dkv_closeLog(&log, &err), 0);
+    assert_int_equal(dkv_openLog(&log, path, DKV_LOG_RESUME, spec, &s, &err), 0);
+    cut.stop_after = 0;
+    assert_false(runWanted(spec, &s, 2, 0, 1, &cut));
+    assert_int_equal(dkv_closeLog(&log, &err), 0);
+    unlink(path);
+    for (int i = 0; i < ROOM; i++) {
+        assert_string_equal(one.status[i], two.status[i]);
+        assert_string_equal(one.status[i], parts.status[i]);
+        assert_string_equal(one.status[i], cut.status[i]);
+    }
+    memset(&one, 0, sizeof one);
+    assert_true(runWanted("broken+how=refuse", &s, 2, 0, 1, &one));
+    assert_int_equal(one.n, ROOM);
+    dkv_closeSampler(&s);
 }
 
 static void put(const char *path, const char *how, const char *text) {
@@ -300,7 +376,7 @@ int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_and_shards_change_nothing), cmocka_unit_test(a_cut_run_goes_on),
-        cmocka_unit_test(refusals_stand_in_the_log),
+        cmocka_unit_test(refusals_stand_in_the_log), cmocka_unit_test(refused_cases_are_made_up_for),
         cmocka_unit_test(foreign_records_are_left_alone),
         cmocka_unit_test(bad_kernels_do_not_end_a_run),      cmocka_unit_test(levels_stay_within_the_budget),
         cmocka_unit_test(options_are_parsed_strictly),

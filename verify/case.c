@@ -582,6 +582,7 @@ static void runStages(dkv_case *c, dkv_worker *w) {
         conclude(c, DKV_ST_UNSUPPORTED, c->kernel.d.reason);
         return;
     }
+    if (c->options->ask) return;
     if (c->kernel.d.arithmetic.declared && dkv_checkArithmetic(&c->kernel.d.arithmetic, &err)) {
         conclude(c, DKV_ST_NOT_RUN, err.text);
         return;

@@ -24,6 +24,7 @@ typedef struct dkv_case_options {
     int threads;      /* of the oracle */
     int repeats;      /* extra runs where a kernel promises repeatable bits */
     bool nested;      /* a case between the runs of another */
+    bool ask;         /* whether the kernel takes it, no more: UNSUPPORTED, or what the asking came to; else PASSED */
     bool strength;    /* measure what the case has the power to see */
     /* Called with everything still there once the checks have run; NULL: nobody looks. */
     void (*observe)(struct dkv_case *c, void *arg);

@@ -84,7 +84,7 @@ static const option options[] = {
      DKV_CMD_FUZZ | DKV_CMD_POWER | GATE},
     {"--time", NULL, "TIME", "start nothing later: 90, 60s, 5m, 2h (fuzz without --cases 60s, gate 2m, diagnose 30s)", WORD,
      FIELD(time), 0, 0, DKV_CMD_FUZZ | DKV_CMD_SHRINK | GATE | DIAGNOSE},
-    {"--cases", NULL, "N", "how many cases", COUNT, FIELD(cases), 1, 1e9, DKV_CMD_FUZZ | DKV_CMD_POWER | GATE},
+    {"--cases", NULL, "N", "how many cases (fuzz, gate: that the kernel does not refuse)", COUNT, FIELD(cases), 1, 1e9, DKV_CMD_FUZZ | DKV_CMD_POWER | GATE},
     {"--shard", NULL, "I/N", "the I-th of N parts of the cases", WORD, FIELD(shard), 0, 0, DKV_CMD_FUZZ},
     {"--profile", NULL, "WORD", "quick, deep or gpu: how large the cases are (default quick)", WORD,
      FIELD(profile), 0, 0, DKV_CMD_FUZZ | DKV_CMD_POWER | GATE},

@@ -279,13 +279,21 @@ int dkv_compareAccepted(dkv_gate *g, const dkv_accepted *was, const dkv_accepted
 }
 
 int dkv_checkFloor(dkv_gate *g, const dkv_accepted *now, double percent, dkv_err *err) {
+    dkv_refusals reasons = {0};
     long refused = 0;
-    for (long i = 0; i < now->n; i++) refused += now->rows[i].status == DKV_ST_UNSUPPORTED;
+    int most = 0;
+    for (long i = 0; i < now->n; i++) {
+        if (now->rows[i].status != DKV_ST_UNSUPPORTED) continue;
+        refused++;
+        dkv_countRefusal(&reasons, now->rows[i].why ? now->rows[i].why : "");
+    }
+    for (int k = 1; k < DKV_REASONS_MAX; k++)
+        if (reasons.row[k].cases > reasons.row[most].cases) most = k;
     double taken = now->n ? 100.0 * (double)(now->n - refused) / (double)now->n : 0;
     if (taken >= percent) return 0;
     return dkv_tellChange(g, err, DKV_CH_FLOOR, "", 0,
-                "the kernel refuses %ld of %ld lines: it takes %.3g %%, and at least %.3g %% are asked for (--floor)",
-                refused, now->n, taken, percent);
+                "the kernel refuses %ld of %ld lines, %ld of them for '%.199s': it takes %.3g %%, and at least %.3g %% are asked for "
+                "(--floor)", refused, now->n, reasons.row[most].cases, reasons.row[most].why, taken, percent);
 }
 
 /* ---- in words ---- */
