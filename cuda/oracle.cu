@@ -645,6 +645,7 @@ static int oracle_store(dkv_device_oracle *o, dkv_tensor_id id, void *device) {
         o->count[id], dtype, dkv_makeRounder(dtype), o->out[DKV_PART_TRUTH][id], device);
     DKV_TRY_CUDA(cudaGetLastError());
     DKV_TRY_CUDA(cudaStreamSynchronize(o->stream));
+    if (id == DKV_LSE) o->stored_lse = device;
     return 0;
 }
 

@@ -84,6 +84,7 @@ struct dkv_device_oracle {
     int64_t count[DKV_N_OUTPUTS];
     double *out[DKV_N_PARTS][DKV_N_OUTPUTS];
     bool has_twin[DKV_N_OUTPUTS], bounded;
+    const void *stored_lse; /* where the truth's was stored last; NULL: nowhere */
     dkv_alike alike;
     float *slopes; /* device; NULL */
     int32_t g;

@@ -550,6 +550,8 @@ int dkv_runTwin(dkv_device_oracle *o, const void *kernel_o, const float *kernel_
         return dkv_oracleFail(__FILE__, __LINE__, "the twin of gradients needs the kernel's O and LSE");
     DKV_TRY(openTwin(o, NULL));
     for (int i = 1; i < o->lanes; i++) DKV_TRY(openTwin(o->lane[i], o->twin));
+    for (int i = 0; i < o->lanes; i++)
+        (i ? o->lane[i] : o)->twin->lse_stands_in = kernel_lse && kernel_lse == o->stored_lse;
     for (int part = DKV_PART_TWIN; part <= DKV_PART_SIGMA2; part++)
         for (int id = 0; id < DKV_N_OUTPUTS; id++)
             if (o->count[id] > 0)

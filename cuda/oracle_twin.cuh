@@ -28,6 +28,7 @@ typedef struct dkv_twin_device {
     dkv_twin_fit fit_s, fit_dp;
     bool table, delta_exact, p_normalised, has_o;
     int32_t parts;      /* accumulators of dK and dV */
+    bool lse_stands_in; /* as in ref/twin_impl.h */
     bool anyhow;        /* a loss is expected of gradients, whose terms' order is not declared */
     bool heads, segments, apart; /* each head's, each segment's sums are rounded; the accumulators are not the outputs' own arrays */
     int64_t subs, subm; /* most key tiles of 256 in a tile; most CPU blocks in a block */

@@ -68,6 +68,7 @@ typedef struct backward_walk {
     const float *equal, *equal_v; /* of the block's rows; as dV has them */
     const double *d_lse, *mean_d_lse, *delta_own; /* of the block's rows; NULL: no dLSE, or dS is rounded */
     double *count, *size1, *squares; /* [subs, max_m]: terms that move a sum of P, sums of |dS|, of dS^2 */
+    bool lse_stands_in;
     dkv_step_rows step;
     int64_t max_m;
 } backward_walk;
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(128, 4)
     const double given = r.lse[i], lse = given == -INFINITY ? 0 : given, delta = r.delta[i],
                  delta_var = r.delta_var[i];
     const double o_norm = b.o_norm[i], o_root = b.o_root[i], alike = (double)b.equal[i], alike_v = (double)b.equal_v[i];
-    dkv_twin_row row = {lse, u.z.exp2, delta, delta_var, 1, 0, 0};
+    dkv_twin_row row = {lse, u.z.exp2 + (b.lse_stands_in ? dkv_twinStandsIn(&u, lse) : 0), delta, delta_var, 1, 0, 0};
     if (b.d_lse) row.alike = alike_v / alike, row.shift = b.mean_d_lse[i] - b.d_lse[i], row.own_var = b.delta_own[i];
     for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
         double p[PER_LANE], sum = 0, count = 0, size = 0, squares = 0;
@@ -470,8 +471,12 @@ static int startBackward(dkv_device_oracle *o, dkv_scene *s, const void *kernel_
     dkv_twin_device *x = o->twin;
     const int64_t q_row = s->seg->q_start + s->r0, at = q_row * o->g;
     const double unit = dkv_unitRoundoff(o->a.p_format);
-    load_lse_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(q_row, o->l->view.tq, s->m, o->g,
-                                                                     s->kvh * o->g, kernel_lse, o->r.lse);
+    const unsigned blocks = dkv_blocksFor(s->m, 128);
+    if (x->lse_stands_in) /* unrounded, as on the CPU */
+        load_lse_kernel<<<blocks, 128, 0, o->stream>>>(q_row, o->l->view.tq, s->m, o->g, s->kvh * o->g,
+                                                       o->out[DKV_PART_TRUTH][DKV_LSE], o->r.lse);
+    else
+        load_lse_kernel<<<blocks, 128, 0, o->stream>>>(q_row, o->l->view.tq, s->m, o->g, s->kvh * o->g, kernel_lse, o->r.lse);
     delta_end k = {q_row,
                    o->l->view.tq,
                    s->m,
@@ -551,6 +556,7 @@ int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel
                                  x->count,
                                  x->p1,
                                  x->p2,
+                                 x->lse_stands_in,
                                  x->step,
                                  o->max_m};
         const auto kernel = dkv_twinPlain(&x->u, &t) ? backward_twin_kernel<true> : backward_twin_kernel<false>;

@@ -59,7 +59,7 @@ typedef struct dkv_oracle_ops {
     int (*truth)(dkv_device_oracle *o); /* truth alone */
     int (*bound)(dkv_device_oracle *o); /* truth and bound */
     /* Conditioned on what the kernel left: device pointers, O [tq, hq, dv] in the problem's dtype, LSE [hq,
-     * tq] fp32. After bound (or truth). */
+     * tq] fp32. After bound (or truth). An LSE where `store` has put the truth's stands for one that the kernel does not give. */
     int (*twin)(dkv_device_oracle *o, const void *kernel_o, const float *kernel_lse);
     int (*hasTwin)(const dkv_device_oracle *o, dkv_tensor_id id);
     /* A whole tensor as doubles to host memory. */

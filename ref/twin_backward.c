@@ -456,7 +456,6 @@ void dkv_twinBackwardRow(dkv_twin *t, int64_t i) {
     int64_t n = t->t.n, at = t->quick ? 0 : i * n; /* quick: the variances of this row alone */
     double *s = t->s + i * n, *dp = t->dp + i * n, lse = t->lse_kernel[i] == -INFINITY ? 0 : t->lse_kernel[i];
     dpRow(t, i);
-    const double u = t->lse_stands_in ? dkv_spacingAt(t->u.ulp_lse, fabs(lse)) : 0; /* maximum, logarithm, sum: u^2/12 each */
     pairRow r = {s,
                  dp,
                  t->wide,
@@ -464,7 +463,7 @@ void dkv_twinBackwardRow(dkv_twin *t, int64_t i) {
                  t->w + at,
                  t->w2 + at,
                  t->sq + at,
-                 pairRowOf(t, i, lse, t->u.z.exp2 + u * u / 4)};
+                 pairRowOf(t, i, lse, t->u.z.exp2 + (t->lse_stands_in ? dkv_twinStandsIn(&t->u, lse) : 0))};
     probabilities(t, s, lse, t->wide);
     if (t->quick)
         quickPairs(t, n, &r);

@@ -533,6 +533,13 @@ typedef struct dkv_twin_row { /* of the backward pass */
     double alike, shift, own_var;
 } dkv_twin_row;
 
+/* Relative variance of P where the truth stands for an LSE that the kernel used and does not give: its maximum, logarithm and
+ * last sum each round at that LSE's place. */
+DKV_INLINE double dkv_twinStandsIn(const dkv_twin_units *t, double lse) {
+    const double u = dkv_spacingAt(t->ulp_lse, fabs(lse));
+    return u * u / 4;
+}
+
 /* What rows that are equal but for their dLSE share of dS's variance, P (dP - delta) having the mean delta of them all. */
 DKV_INLINE double dkv_formulaShared(double p2, double dev, double vs_slope, double rel_keep, double keep2, double vd,
                                     double last_p, double row) {
