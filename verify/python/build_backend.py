@@ -91,7 +91,7 @@ def _stage() -> Path:
     if not shutil.which("make") or not shutil.which("gcc"):
         raise SystemExit("dualkv: building needs make and gcc (apt-get install make gcc), or install a wheel")
     build = Path(os.environ.get("DUALKV_BUILD", ROOT / "build")).absolute()
-    done = subprocess.run(["make", "-s", "-C", str(ROOT), f"B={build}", "wheel-files"], env={
+    done = subprocess.run(["make", "-s", f"-j{len(os.sched_getaffinity(0))}", "-C", str(ROOT), f"B={build}", "wheel-files"], env={
         k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "PYTHONPATH", "PYTHONHOME")})
     if done.returncode:
         raise SystemExit(f"dualkv: `make wheel-files` failed in {ROOT}")
