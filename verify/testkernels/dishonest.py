@@ -227,7 +227,12 @@ def refuses_yes_no(q, k, v, problem, scale):
     return honest(q, k, v, problem, scale)
 
 
+def miscounts(q, k, v, problem, scale):
+    return honest(q, k, v, problem, scale)
+
+
 unsteady.deterministic = True
+miscounts.launches = lambda: "many"
 cannot_refuse.refuses = _asks_too_much
 refuses_yes_no.refuses = lambda p: p.mask != "causal"
 exits_when_asked.refuses = lambda p: sys.exit(0)
@@ -235,6 +240,7 @@ exits_when_counted.launches = lambda: sys.exit(0)
 fallback.launches = lambda: 0
 for _f in (honest, zeros, copy_of_q, previous, by_pointer, nothing, last_row_left, mutates, overruns, exits, exits_at_once,
            killed, segfault, points_nowhere, garbles, deaf, cuts, starves, raises, gags, exits_when_asked, exits_when_counted, lists, hangs,
-           wrong_shape, wrong_type, returns_none, unsteady, fallback, cannot_refuse, refuses_yes_no):
+           wrong_shape, wrong_type, returns_none, unsteady, fallback, cannot_refuse, refuses_yes_no,
+           miscounts):
     _f.backward = _backward
 mutates_do.backward = _doubles_do

@@ -702,7 +702,7 @@ class Table:
 
     def __init__(self, function: "Function | str", guest_of: int | None = None):
         self.function, self.guest_of, self.interrupted = function, guest_of, False
-        self.broken: BaseException | None = None  # why refuses() of the present problem failed
+        self.broken: BaseException | None = None  # why refuses() of the present problem, or launches(), failed
         self.launched = 0  # of the present problem
         self.reason = ctypes.create_string_buffer(400)
         cuda = isinstance(function, Function) and function.device == "cuda"
@@ -734,9 +734,9 @@ class Table:
         assert isinstance(self.function, Function)
         try:
             return int(self.function.launches()) & (1 << 64) - 1
-        except BaseException as e:  # it counted nothing
+        except BaseException as e:  # it counted nothing, and the next launch says why
             self._leave(e)
-            print_traceback(e)
+            self.broken = e
             return 0
 
     def _refuses(self, _: Any, p: Any) -> int | None:

@@ -77,7 +77,9 @@ class Dishonest(unittest.TestCase):
         self.assertEqual(got["sleeps_through_signals"][0]["status"], "TIMEOUT")
 
     def test_a_reason_is_given(self) -> None:
-        got = statuses([LINE], ["deaf", "starves", "segfault", "points_nowhere"])
+        got = statuses([LINE], ["deaf", "starves", "segfault", "points_nowhere", "miscounts"])
+        self.assertEqual(got["miscounts"][0]["status"], "NOT_RUN")
+        self.assertIn("ValueError: invalid literal for int() with base 10: 'many'", got["miscounts"][0]["why"])
         self.assertRegex(got["segfault"][0]["why"], r"^signal 11 \(.*\) in forward \(dishonest.py, line \d+, in segfault\)$")
         self.assertIn("OSError: [Errno 9] Bad file descriptor (dishonest.py, line", got["deaf"][0]["why"])
         self.assertRegex(got["points_nowhere"][0]["why"], r"^signal 11 \([^)]*\) in forward$")  # no place of its own
