@@ -1,6 +1,7 @@
 #include "campaign.h"
 
 #include <cblas.h>
+#include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -108,7 +109,7 @@ static int confirmAlone(pool *p, const dkv_problem *problem, const dkv_case_opti
     dkv_case_options plain = *options;
     plain.peer = NULL;
     dkv_runAlone(p->c->kernel, problem, &plain, p->c->timeout, again);
-    int alone = again->stopped ? -1 : dkv_statusRow(again->status)->defect && again->status == r->status;
+    int alone = again->stopped || again->changed ? -1 : dkv_statusRow(again->status)->defect && again->status == r->status;
     free(again);
     return alone;
 }
@@ -135,11 +136,15 @@ static bool runNumber(pool *p, uint64_t n, dkv_worker *w, dkv_worker *peer, char
         return false;
     }
     dkv_runCase(&problem, w, &options, r);
+    if (r->changed) {
+        dkv_fail(&err, DKV_EHARNESS, "case %" PRIu64 " and those after it: %.400s", n, r->why);
+        fail(p, &err);
+    }
     dkv_fuzzed f = {n, r, -1, before};
     if (ours && !r->stopped && dkv_statusRow(r->status)->defect) f.alone = confirmAlone(p, &problem, &options, r);
     dkv_freeProblem(&problem);
     pthread_mutex_lock(&p->lock);
-    if (ours && !r->stopped) {
+    if (ours && !r->stopped && !r->changed) {
         c->counts[r->status]++;
         c->finished++;
         if (c->report(&f, c->arg)) p->over = true;

@@ -30,6 +30,7 @@ static void sayShrunk(const dkv_shrinking *s, const char *first, double seconds)
     printf("%s after %ld trials in %.1f s%s\n", reason, s->trials, seconds,
            s->minimal          ? "; no simpler line fails"
            : dkv_stopRequested ? "; not minimal: interrupted"
+           : s->changed        ? "; not minimal: the kernel's file was changed"
                                : "; not minimal: the time was over");
     if (s->minimal && !strcmp(first, s->line)) printf("the line was minimal already\n");
     if (s->result->why[0] && !dkv_stopRequested) printf("  %s\n", s->result->why);
@@ -99,5 +100,5 @@ int dkv_cmdShrink(const dkv_cli *cli) {
     else
         sayShrunk(&s, line, dkv_now() - start);
     free(s.result);
-    return dkv_stopRequested ? 128 + dkv_stopRequested : DKV_EXIT_OK;
+    return dkv_stopRequested ? 128 + dkv_stopRequested : s.changed ? DKV_EXIT_NOTHING : DKV_EXIT_OK;
 }

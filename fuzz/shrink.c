@@ -35,12 +35,13 @@ static bool wasSeen(memory *m, const char *line) {
 static dkv_reason runOnce(dkv_shrinking *s, const dkv_problem *p) {
     dkv_runAlone(s->kernel, p, &s->options, s->timeout, s->result);
     s->trials++;
+    s->changed |= s->result->changed;
     return dkv_reasonOf(s->result);
 }
 
 /* Does it fail for the reason, in any of the runs of a trial? s->result is of that run. */
 static bool fails(dkv_shrinking *s, const dkv_problem *p) {
-    for (int i = 0; i < s->tries && !dkv_stopRequested; i++)
+    for (int i = 0; i < s->tries && !dkv_stopRequested && !s->changed; i++)
         if (dkv_sameReason(runOnce(s, p), s->reason)) return true;
     return false;
 }
@@ -52,7 +53,7 @@ static bool tryFirst(dkv_shrinking *s, const dkv_problem *p) {
     for (s->tried = 0; s->tried < FIRST_TRIES && !dkv_stopRequested; s->tried++) {
         dkv_reason r = runOnce(s, p);
         int i = 0;
-        if (dkv_stopRequested) break; /* that run was cut */
+        if (dkv_stopRequested || s->changed) break; /* that run was cut */
         if (!dkv_statusRow(r.status)->defect) continue;
         while (i < n && !dkv_sameReason(seen[i], r)) i++;
         if (i == n) seen[n++] = r;
@@ -90,7 +91,7 @@ static int passOnce(dkv_shrinking *s, memory *m, double end, dkv_problem *p) {
     for (int i = 0; list && i < n; i++) {
         dkv_problem q;
         char line[DKV_LINE_MAX + 1];
-        if (dkv_stopRequested || dkv_now() > end) {
+        if (dkv_stopRequested || s->changed || dkv_now() > end) {
             free(list);
             return -1;
         }
@@ -119,11 +120,15 @@ int dkv_shrinkLine(const dkv_problem *first, dkv_shrinking *s, dkv_err *err) {
     int rc = m ? dkv_copyProblem(first, &p, err) : dkv_fail(err, DKV_EHARNESS, "out of memory"), taken;
     s->trials = 0;
     s->tries = 1;
-    s->after = s->minimal = false;
+    s->after = s->minimal = s->changed = false;
     if (rc) goto done;
     if (!tryAfter(s, &p)) {
         if (dkv_stopRequested) {
             rc = dkv_fail(err, DKV_EREFUSED, "interrupted before the line was seen to fail: nothing is shrunk yet");
+            goto done;
+        }
+        if (s->changed) {
+            rc = dkv_fail(err, DKV_EHARNESS, "nothing was shrunk: %.400s", s->result->why);
             goto done;
         }
         rc = dkv_fail(err, DKV_EREFUSED,
@@ -134,7 +139,7 @@ int dkv_shrinkLine(const dkv_problem *first, dkv_shrinking *s, dkv_err *err) {
     rc = dkv_printProblem(&p, s->line, sizeof s->line, err);
     if (rc) goto done;
     while ((taken = passOnce(s, m, end, &p)) > 0) {}
-    s->minimal = taken == 0;
+    s->minimal = taken == 0 && !s->changed;
     fails(s, &p); /* the result of the line itself */
 done:
     dkv_freeProblem(&p);

@@ -20,6 +20,7 @@ typedef struct dkv_shrinking {
     int tries;         /* runs of a trial: more than 1 for a flaky kernel */
     bool after;        /* the first line alone did not fail; with run=twice or run=aba it did */
     bool minimal;      /* every simpler line was tried */
+    bool changed;      /* the kernel's file was, meanwhile: the line is as far as it got */
 } dkv_shrinking;
 
 /* DKV_EREFUSED where the line does not fail in a fresh process (the text says how often it was tried). */

@@ -1,6 +1,7 @@
 #include "case.h"
 #include "../ref/clock.h"
 #include "check.h"
+#include "kernel_hash.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -624,6 +625,17 @@ void dkv_freeCase(dkv_case *c) {
     dkv_enterPhase(before);
 }
 
+/* Another file than the run began with: no one knows which of them did what, and the next process would have the new one. */
+static void checkFile(dkv_case *c, const dkv_worker *w) {
+    char why[300];
+    if (c->options->nested || c->result->stopped || w->spec.kind == DKV_SPEC_ATTACHED) return;
+    c->result->changed = dkv_isKernelChanged(w->spec.text, why, sizeof why);
+    if (!c->result->changed) return;
+    c->result->judged = false;
+    c->result->profile[0] = 0;
+    conclude(c, DKV_ST_HARNESS_ERROR, why);
+}
+
 void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *options, dkv_result *out) {
     double start = dkv_now();
     dkv_case c = {.p = p, .line = out->line, .options = options, .result = out};
@@ -634,6 +646,7 @@ void dkv_runCase(const dkv_problem *p, dkv_worker *w, const dkv_case_options *op
     dkv_phases *others = options->nested ? NULL : dkv_countPhases(&out->phases);
     const dkv_phase before = dkv_enterPhase(DKV_PHASE_OTHER);
     runStages(&c, w);
+    checkFile(&c, w);
     snprintf(out->printed, sizeof out->printed, "%s", w->tail);
     out->gpu = w->gpu;
     dkv_freeCase(&c);

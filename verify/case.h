@@ -54,6 +54,7 @@ typedef struct dkv_result {
     dkv_status status;
     char why[600]; /* one sentence; "" where PASSED */
     bool stopped;  /* interrupted: no result */
+    bool changed;  /* the kernel's file is not what it was when the run began (HARNESS_ERROR): it is of no use to go on */
     bool judged;   /* tensor[], arithmetic are there */
     bool declared; /* the arithmetic is the kernel's own word */
     char bits[17]; /* of the outputs judged, 16 hex digits; "" where repeatable bits are not promised */

@@ -188,6 +188,7 @@ static void runParty(const dkv_cli *cli, const dkv_kernel_spec *kernel, const dk
     dkv_initWorker(&w, kernel, cli->timeout);
     dkv_runCase(p, &w, &options, &out->result);
     dkv_stopWorker(&w);
+    out->has &= !out->result.changed;
 }
 
 /* Says it, writes it. */

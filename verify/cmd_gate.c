@@ -90,6 +90,7 @@ static void takeResult(const dkv_result *q, long index, long total, void *arg) {
     const dkv_waiver *w = applyWaiver(r, q);
     const char *excused = w ? w->reason : NULL;
     char *json = dkv_printExcused(q, excused, w ? w->until : NULL);
+    if (q->changed) dkv_fail(&r->trouble, DKV_EHARNESS, "%s", q->why);
     int rc = json ? dkv_writeRecord(&r->file, json, &err) : dkv_fail(&err, DKV_EHARNESS, "out of memory for a record");
     if (!rc) rc = dkv_addAccepted(&r->now, json, &err);
     if (!rc) r->now.rows[r->now.n - 1].excused = excused;

@@ -272,6 +272,7 @@ int dkv_diagnoseLine(const dkv_problem *p, const dkv_kernel_spec *kernel, const 
     dkv_initWorker(&w, kernel, options->timeout);
     dkv_runCase(p, &w, &with, &out->result);
     dkv_stopWorker(&w);
+    if (out->result.changed) return dkv_fail(err, DKV_EHARNESS, "%s", out->result.why);
     out->interrupted = dkv_stopRequested && (out->result.stopped || isValue(out->result.status));
     if (out->interrupted && !out->result.judged)
         return dkv_fail(err, DKV_EHARNESS, "interrupted before anything was judged");

@@ -11,6 +11,7 @@
 #include "../data/fill.h"
 #include "../data/suite.h"
 #include "../ref/mask.h"
+#include "kernel_hash.h"
 #include "version.h"
 
 /* One line, fit to run? */
@@ -84,6 +85,7 @@ int dkv_warmKernels(const dkv_kernel_spec *kernels, int n, double timeout, bool 
     for (int i = 0; i < n; i++) {
         dkv_worker one, *w = warm ? &warm[i] : &one;
         dkv_initWorker(w, &kernels[i], timeout);
+        dkv_pinKernel(kernels[i].text);
         const dkv_outcome o = dkv_startWorker(w);
         char why[sizeof w->why];
         strcpy(why, w->why);
@@ -117,6 +119,7 @@ typedef struct pool {
     pthread_cond_t changed;
     long next, reported;   /* next case to start; next to report */
     int running;           /* threads */
+    bool other_file;       /* a kernel's was changed */
     double reserved, room; /* bytes of running cases, and what there was */
     dkv_result **done;     /* finished, not reported */
     double level;
@@ -130,7 +133,9 @@ static void reportDone(pool *p) {
     while (p->reported < s->n_items && p->done[p->reported]) {
         dkv_result *r = p->done[p->reported];
         p->done[p->reported] = NULL;
-        if (!r->stopped) {
+        const bool again = r->changed && p->other_file; /* told before: one of the cases that did not come to their end */
+        p->other_file |= r->changed;
+        if (!r->stopped && !again) {
             s->counts[r->status]++;
             s->finished++;
             s->report(r, p->reported, s->n_items, s->arg);
@@ -183,6 +188,7 @@ static void runItem(pool *p, long index, dkv_worker *workers, dkv_worker *peer) 
     pthread_mutex_lock(&p->lock);
     p->reserved -= need;
     p->done[index] = r;
+    if (r->changed) p->next = s->n_items;
     reportDone(p);
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
