@@ -217,7 +217,7 @@ __global__ void weights_kernel(dkv_area t, dkv_rows r, __grid_constant__ const d
     const int i = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
     if (i >= t.m) return;
     const dkv_sigma_units su = dkv_formulaSigmaUnits(&u);
-    const double lse = r.lse[i], m = r.fmax[i], am = fabs(m), close = 1 + 8 * u.u, kappa = r.kappa[i],
+    const double lse = r.lse[i], m = dkv_formulaLateMax(&u, r.fmax[i]), am = fabs(r.fmax[i]), close = 1 + 8 * u.u, kappa = r.kappa[i],
                  w0 = r.w0[i];
     const double by_h = (1 + u.exp) * (1 + kappa), by_p = u.exp * (1 + kappa) + kappa;
     const bool part = isfinite(lse);

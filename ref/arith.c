@@ -12,6 +12,12 @@
 
 static int inRange(double x, double lo, double hi) { return x >= lo && x <= hi; }
 
+/* P reaches e^max_slack, its sums and their squares in the twin's floats many times that. */
+static double mostSlack(const dualkv_arithmetic *a) {
+    const int32_t p = a->p_format >= 0 ? a->p_format : a->in_format;
+    return p == DUALKV_FP16 ? 11 : 25;
+}
+
 int dkv_checkArithmetic(const dualkv_arithmetic *a, dkv_err *err) {
     const struct {
         const char *name;
@@ -47,6 +53,8 @@ int dkv_checkArithmetic(const dualkv_arithmetic *a, dkv_err *err) {
         {"row_block3", (double)a->row_block3, a->row_from3 > 0, 0x1p62},
         {"row_from3", (double)a->row_from3, a->row_from3 ? (double)a->row_from2 : 0, 0x1p62},
         {"dq_block", (double)a->dq_block, 0, 0x1p62},
+        {"max_slack", a->max_slack, 0, mostSlack(a)},
+        {"sink_first", a->sink_first, 0, 1},
     };
     for (size_t i = 0; i < sizeof field / sizeof *field; i++)
         if (!inRange(field[i].value, field[i].lo, field[i].hi))
@@ -168,6 +176,12 @@ static void describePartials(const dualkv_arithmetic *a, char *out, size_t n) {
     if (p.dq_block) add(out, n, ", of dQ after each %s%lld keys", "", (long long)p.dq_block);
 }
 
+static void describeSlack(const dualkv_arithmetic *a, char *out, size_t n) {
+    char factor[32];
+    snprintf(factor, sizeof factor, "%.4g", a->max_slack * 1.4426950408889634);
+    add(out, n, ", maximum raised lazily, by 2^%s", factor, 0);
+}
+
 void dkv_describeArithmetic(const dualkv_arithmetic *a, char *out, size_t n) {
     if (!n) return;
     snprintf(out, n, "%s accumulation (%s, %d product%s a step", a->unit < 0x1p-40 ? "fp64" : "fp32",
@@ -191,5 +205,7 @@ void dkv_describeArithmetic(const dualkv_arithmetic *a, char *out, size_t n) {
     if (a->out_format >= 0) add(out, n, ", outputs in %s", formatName(a->out_format), 0);
     if (a->key_tile) add(out, n, ", key tile %s%lld", "", (long long)a->key_tile);
     if (a->key_tile && a->key_order) add(out, n, ", last tile first%s", "", 0);
+    if (a->max_slack > 0) describeSlack(a, out, n);
+    if (a->sink_first) add(out, n, ", the sink first%s", "", 0);
     if (a->flushes) add(out, n, ", subnormals flushed%s", "", 0);
 }

@@ -26,6 +26,7 @@ typedef struct dkv_units {
     double w;                           /* an operation of the vector arithmetic at underflow */
     double w_exp;                       /* exp's result at underflow: flushed, by anyone, without remark */
     double scale, cap;                  /* |scale|; softcap or 0 */
+    double slack;                       /* by which a maximum in use may be below the largest score */
 } dkv_units;
 
 void dkv_makeUnits(const dkv_problem *p, const dualkv_arithmetic *a, dkv_units *t);

@@ -97,7 +97,10 @@ DKV_FORMULA double dkv_formulaW0(const dkv_units *u, int p_normalised, double ma
     return u->w_exp + u->w_p * (p_normalised ? 1 : exp(max - lse));
 }
 
-/* x of exp(s - max): error of its argument. am = |max|, close = 1 + 8u. */
+/* The maximum that stands in x of exp(s - max): where the one in use may be lower by `slack`, 7 u slack more. */
+DKV_FORMULA double dkv_formulaLateMax(const dkv_units *t, double max) { return max + 7.0 / 3 * t->slack; }
+
+/* x of exp(s - max): error of its argument. am = |max|, close = 1 + 8u; m = dkv_formulaLateMax(max). */
 DKV_FORMULA double dkv_formulaForwardX(double u, double close, double m, double am, double s, double sigma) {
     double a = fabs(s);
     return (sigma + u * (a + (a > am ? a : am)) + 3 * u * (m - s)) * close;
@@ -117,7 +120,7 @@ DKV_FORMULA double dkv_formulaRowSum(const dkv_units *t, double key_tile, double
 
 DKV_FORMULA double dkv_formulaLse(const dkv_units *u, double row_sum, double sum_h, double top, double max,
                                   double lse) {
-    const double m = fabs(max), ln = lse - max;
+    const double m = fabs(max) + u->slack, ln = lse - max + u->slack;
     double e = fmin(log1p(sum_h), top) + u->exp / (1 - u->exp) + row_sum;
     /* the logarithm is that of the computed sum */
     e += u->log * fmax(1.0, 1.4427 * (ln + e)) +
@@ -205,7 +208,7 @@ DKV_FORMULA double dkv_formulaFinish(const dkv_units *u, double sum, double scal
 
 DKV_FORMULA double dkv_formulaSinkForward(const dkv_units *t, double sink, double max) {
     const double a = fabs(sink);
-    return t->u * (a + fmax(a, fabs(max)) + 3 * (max - sink)) * (1 + 8 * t->u);
+    return t->u * (a + fmax(a, fabs(max)) + 3 * (dkv_formulaLateMax(t, max) - sink)) * (1 + 8 * t->u);
 }
 DKV_FORMULA double dkv_formulaSinkBackward(const dkv_units *t, double sink, double lse, double tol_lse) {
     double x = (tol_lse + t->u * (fabs(sink) + fabs(lse) + 3 * fabs(sink - lse))) * (1 + 8 * t->u);

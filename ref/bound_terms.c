@@ -24,7 +24,7 @@ DKV_CLONES void dkv_sigmaRow(const dkv_units *t, double slope, double distance, 
 DKV_CLONES void dkv_forwardRow(const dkv_units *t, dkv_forward_row *r, int64_t n, const double *s,
                            const double *sigma, double *p) {
     double x[DKV_TILE_KEYS] = {0}, h[DKV_TILE_KEYS];
-    const double u = t->u, m = r->max, am = fabs(m), close = 1 + 8 * u;
+    const double u = t->u, m = dkv_formulaLateMax(t, r->max), am = fabs(r->max), close = 1 + 8 * u;
     const double by_h = (1 + t->exp) * (1 + r->kappa), by_p = t->exp * (1 + r->kappa) + r->kappa, w0 = r->w0;
     for (int64_t j = 0; j < n; j++) {
         double y = dkv_formulaForwardX(u, close, m, am, s[j], sigma[j]);

@@ -53,4 +53,5 @@ void dkv_makeUnits(const dkv_problem *p, const dualkv_arithmetic *a, dkv_units *
     t->delta = expm1(p->dv * t->u);
     t->scale = fabs((double)p->scale);
     t->cap = p->softcap > 0 ? p->softcap : 0;
+    t->slack = a->max_slack;
 }

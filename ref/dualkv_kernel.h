@@ -153,6 +153,12 @@ typedef struct dualkv_arithmetic {
     /* Keys, counted from the start of each key range, after which the running sum of dQ is rounded to partial_format; 0:
      * never. */
     int64_t dq_block;
+    /* The maximum m of exp(s - m), where P is not normalised first. It is raised to that of a tile only where that is larger
+     * by more than max_slack (natural logarithm of scores as above: 8 ln 2 = 5.545 where a factor of 256 may wait; a sink met
+     * last is as free; 0: always), so that P reaches e^max_slack: up to 25, 11 where P is fp16. sink_first: 1: it starts
+     * from the sink's logit; 0: the sink comes last. Like all that is added here: set where a->size covers it. */
+    double max_slack;
+    int32_t sink_first;
 } dualkv_arithmetic;
 
 typedef enum dualkv_memory { DUALKV_HOST = 0, DUALKV_CUDA = 1 } dualkv_memory;

@@ -8,6 +8,9 @@
 #include "emu_fault.h"
 
 #define TILE_DEFAULT 64
+#define LAZY_MAX     36 /* e^25; 15 where P is fp16: dkv_checkArithmetic */
+#define LAZY_FP16    15
+#define LN2          0.69314718055994531
 
 static int parseTile(const char *word, const char *value, int *out, char *err, size_t n) {
     char *end;
@@ -27,6 +30,17 @@ static int parseChoice(const char *word, const char *value, const char *zero, co
         return -1;
     }
     *out = !strcmp(value, one);
+    return 0;
+}
+
+static int parseLazy(const char *word, const char *value, int *out, char *err, size_t n) {
+    char *end;
+    long x = value[0] >= '0' && value[0] <= '9' ? strtol(value, &end, 10) : -1;
+    if (x < 0 || x > LAZY_MAX || *end) {
+        snprintf(err, n, "emu: %s: the maximum may wait for a factor of 2^N, N from 0 to %d", word, LAZY_MAX);
+        return -1;
+    }
+    *out = (int)x;
     return 0;
 }
 
@@ -52,6 +66,8 @@ static int parseOption(dkv_emu *e, const char *word, char *err, size_t n) {
     if (!strncmp(word, "bn=", 3)) return parseTile(word, word + 3, &e->bn, err, n);
     if (!strncmp(word, "acc=", 4)) return parseChoice(word, word + 4, "rn", "tc", &e->tc, err, n);
     if (!strncmp(word, "order=", 6)) return parseChoice(word, word + 6, "up", "down", &e->down, err, n);
+    if (!strncmp(word, "sink=", 5)) return parseChoice(word, word + 5, "last", "first", &e->sink_first, err, n);
+    if (!strncmp(word, "lazy=", 5)) return parseLazy(word, word + 5, &e->lazy, err, n);
     if (!strcmp(word, "undeclared")) {
         e->undeclared = 1;
         return 0;
@@ -75,7 +91,8 @@ static int parseOption(dkv_emu *e, const char *word, char *err, size_t n) {
     }
     snprintf(err, n,
              "emu: unknown option '%s' (bm=N, bn=N, acc=rn|tc, order=up|down, p=rounded|normalised|exact, "
-             "delta=rounded|exact, ds=plain|scaled, partials=exact|low|segments|rows, scores=exact|low, in=exact|tf32, undeclared, fault=ID)",
+             "delta=rounded|exact, ds=plain|scaled, partials=exact|low|segments|rows, scores=exact|low, in=exact|tf32, lazy=N, "
+             "sink=last|first, undeclared, fault=ID)",
              word);
     return -1;
 }
@@ -131,6 +148,8 @@ static const char *emuRefuses(void *self, const dualkv_problem *p) {
         why = "in=tf32 takes fp32 operands";
     else if (e->p_exact && e->tc)
         why = "acc=tc takes P rounded to 16 bit";
+    else if (e->lazy > LAZY_FP16 && p->dtype == DUALKV_FP16 && !e->p_exact)
+        why = "lazy beyond 15 leaves fp16's range";
     if (!why) return NULL;
     snprintf(e->why, sizeof e->why, "emu: %s", why);
     return e->why;
@@ -163,6 +182,8 @@ static void emuArithmetic(void *self, const dualkv_problem *p, dualkv_arithmetic
     a->ds_scaled = e->ds_scaled;
     a->key_tile = e->bn;
     a->key_order = e->down;
+    a->max_slack = e->lazy * LN2;
+    a->sink_first = e->sink_first;
     a->exp_error = DKV_EMU_EXP_ERROR;
     a->log_error = DKV_EMU_LOG_ERROR;
     a->tanh_error = DKV_EMU_TANH_ERROR;

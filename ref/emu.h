@@ -7,7 +7,8 @@
  * nearest; or the tensor core's k16 truncating sum), order=up|down, p=rounded|normalised|exact (P and dS rounded
  * to the problem's type; P divided by its sum first; kept in fp32), delta=rounded|exact (from O rounded or not),
  * partials=exact|low (dK, dV of a query head rounded), scores=exact|low (scores and dP rounded), in=exact|tf32
- * (operands, P and dS), undeclared (it says nothing about its arithmetic), fault=ID (one planted fault, table in
+ * (operands, P and dS), lazy=N (the running maximum is raised only where a tile's, or the sink's, is larger by more than a
+ * factor of 2^N; 0: always), sink=last|first (the maximum and the sum start from the sink), undeclared (it says nothing about its arithmetic), fault=ID (one planted fault, table in
  * emu_fault.h). */
 #ifndef DKV_EMU_H
 #define DKV_EMU_H

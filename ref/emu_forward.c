@@ -25,15 +25,22 @@ typedef struct forward {
     int second;        /* pass */
 } forward;
 
+/* The maximum that a tile's, or a sink's, leaves. */
+static float raisedMax(const forward *f, float max, float top) {
+    const float slack = (float)f->e->lazy * 0.693147181f;
+    return top > max && (max == -INFINITY || top - max > slack) ? top : max;
+}
+
 /* New maximum, correction of what was summed, P in place of the scores. A row that has seen nothing subtracts
  * 0, so that exp(-inf - max) is 0 and never NaN. */
 static void softmaxRow(forward *f, const dkv_emuTile *t, int i) {
     float *x = f->s + (int64_t)i * f->ldk, *o = f->o + (int64_t)i * f->ldv;
     row_state *st = &f->state[i];
     const int fault = f->e->fault;
-    float max = st->max;
+    float top = st->max;
     for (int c = 0; c < f->e->bn; c++)
-        if (x[c] > max) max = x[c];
+        if (x[c] > top) top = x[c];
+    const float max = raisedMax(f, st->max, top);
     float base = max == -INFINITY && !(fault == F_C3 && t->own) ? 0.0f : max, corr = st->max - base;
     const float grown = max - st->max;
     if (fault == F_D4 && t->later) corr = st->max * 1.44269504f - base;
@@ -140,9 +147,9 @@ static void finishRow(forward *f, const dualkv_segment *s, int i, int64_t row, i
     row_state st = f->state[i];
     const int fault = f->e->fault;
     float *o = f->o + (int64_t)i * f->ldv, before = st.max + dkv_emuLog(st.sum), lse;
-    if (f->p->sink) {
+    if (f->p->sink && !f->e->sink_first) {
         float sink = fault == F_Y18 ? f->l->sink[h] * f->p->scale : f->l->sink[h];
-        float max = sink > st.max ? sink : st.max, base = max == -INFINITY ? 0.0f : max;
+        float max = raisedMax(f, st.max, sink), base = max == -INFINITY ? 0.0f : max;
         float part[4] = {st.max, sink};
         dkv_emuExp(part, 4, base);
         st.sum =
@@ -193,6 +200,15 @@ static void normalisedRows(forward *f, const dualkv_segment *s, int h, int64_t r
     }
 }
 
+/* Before any key; a sink that comes first is a key of weight 1. */
+static row_state startRow(const forward *f, int h) {
+    row_state st = {f->e->fault == F_Y14 ? 0.0f : -INFINITY, 0.0f, -INFINITY};
+    if (!f->p->sink || !f->e->sink_first || f->l->sink[h] == -INFINITY) return st;
+    st.max = f->e->fault == F_Y18 ? f->l->sink[h] * f->p->scale : f->l->sink[h];
+    st.sum = 1.0f + (st.max - st.max); /* NaN of what is not finite */
+    return st;
+}
+
 static void forwardRows(forward *f, const dualkv_segment *s, int h, int64_t r0) {
     const dualkv_problem *p = f->p;
     int m = (int)dkv_walkMin(f->e->bm, s->q_len - r0);
@@ -205,7 +221,7 @@ static void forwardRows(forward *f, const dualkv_segment *s, int h, int64_t r0) 
     if (f->e->fault == F_Y34 && p->dtype == DUALKV_FP32) dkv_faultTf32(f->q, m * f->ldq);
     memset(f->o, 0, (size_t)m * f->ldv * sizeof *f->o);
     for (int i = 0; i < m && !(f->e->fault == F_X21 && h % (p->hq / p->hkv)); i++)
-        f->state[i] = (row_state){f->e->fault == F_Y14 ? 0.0f : -INFINITY, 0.0f, -INFINITY};
+        f->state[i] = startRow(f, h);
     walkRanges(f, s, h, r0, m);
     for (int i = 0; i < m; i++) finishRow(f, s, i, s->q_start + r0 + i, h);
     if (f->e->p_normalised) normalisedRows(f, s, h, r0, m);

@@ -22,6 +22,8 @@ typedef struct dkv_emu {
     int partials;     /* DUALKV_PARTIAL_*: of dK, dV; with _ROWS, running sums of dQ, too, after each key tile */
     int tf32;         /* fp32 operands, P and dS rounded to TF32 */
     int low_scores;   /* scores and dP rounded to 16 bit */
+    int lazy;         /* the maximum is raised where it grows by more than a factor 2^lazy */
+    int sink_first;   /* the maximum starts from the sink */
     float *exact_o;   /* backward's own forward: O before its rounding [tq, hq, dv], and nothing else is stored */
     uint64_t launches;
     uint64_t tiles; /* fault Y23: backward's, so far */

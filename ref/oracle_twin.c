@@ -373,6 +373,7 @@ static void declare(dkv_twin *t) {
                !t->u.z.truncates && t->p->dtype != DUALKV_FP32 && !(t->p->softcap > 0) && !t->p->alibi;
     t->quick_s = dkv_makeQuick(t->p->dqk);
     t->quick_dp = dkv_makeQuick(t->p->dv);
+    t->late = !a->p_normalised && (a->max_slack > 0 || (a->sink_first && t->in->sink));
     t->table = t->u.p_rounded && !a->p_normalised && a->key_tile > 0 && t->h.keys % a->key_tile;
 }
 
@@ -485,6 +486,8 @@ static int openTiles(dkv_twin *t, void **owned, int *count, dkv_err *err) {
                           DOUBLES(delta_own, m),
                           DOUBLES(lse, m),
                           DOUBLES(tile_max, m * tiles),
+                          DOUBLES(tile_vs, t->late ? m * tiles : 0),
+                          {&t->late_max, t->late ? m : 0, sizeof(dkv_lateMax)},
                           DOUBLES(dq_steps, t->part.dq_block ? m * d : 0),
                           DOUBLES(dq.size, t->u.z.gain > 0 ? m * d : 0),
                           DOUBLES(dq.spread, t->u.z.gain > 0 ? m * d : 0),

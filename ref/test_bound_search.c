@@ -113,7 +113,7 @@ static void key_tile(sim *s, int h, int i, int j0, int j1, running *r) {
             key[n++] = j;
         }
     if (!n) return;
-    fade(s, r, top);
+    if (!(s->a->max_slack > 0 && top - r->max <= s->a->max_slack)) fade(s, r, top);
     for (int e = 0; e < n; e++) {
         x[e] = exp_op(s, op(s, op(s, x[e]) - r->base));
         sum = e ? op(s, sum + x[e]) : x[e];
@@ -151,13 +151,18 @@ static void forward_row(sim *s, int h, int i) {
     const int tk = (int)s->c->l.view.tk, tile = s->a->key_tile && !s->a->p_normalised ? s->a->key_tile : tk;
     const int tiles = (tk + tile - 1) / tile;
     running r = {.max = -(double)INFINITY};
+    const bool first = p->sink && s->a->sink_first && !s->a->p_normalised;
+    if (first) {
+        fade(s, &r, s->c->in.sink[h]);
+        r.sum = exp_op(s, op(s, op(s, s->c->in.sink[h]) - r.base));
+    }
     for (int t = 0; t < tiles; t++) {
         int at = (s->a->key_order ? tiles - 1 - t : t) * tile;
         key_tile(s, h, i, at, at + tile < tk ? at + tile : tk, &r);
     }
-    if (p->sink) {
+    if (p->sink && !first) {
         double sink = s->c->in.sink[h];
-        double by = fade(s, &r, fmax(sink, r.max));
+        double by = s->a->max_slack > 0 && sink - r.max <= s->a->max_slack ? 1 : fade(s, &r, fmax(sink, r.max));
         for (int j = 0; j < tk; j++) s->p_hat[h][i][j] *= by;
         r.sum = op(s, r.sum + exp_op(s, op(s, op(s, sink) - r.base)));
     }
@@ -368,6 +373,8 @@ static void pick_arithmetic(bound_case *c) {
     a->delta_exact = pick(2);
     a->key_tile = pick(5) * (1 + pick(2));
     a->key_order = pick(2);
+    a->max_slack = pick(2) * pick(6);
+    a->sink_first = pick(2);
     a->exp_error = fmin(0x1p-10, units[pick(5)] * pick(3));
     a->log_error = fmin(0x1p-10, units[pick(5)]);
     a->tanh_error = fmin(0x1p-10, units[pick(5)]);

@@ -415,6 +415,31 @@ DKV_INLINE int dkv_twinAtCap(const dkv_twin_units *t, double keep2, double vs) {
     return t->softcap * t->softcap * (1 - sqrt(keep2)) * (t->z.tanh2 + t->z.unit2) > vs / 2;
 }
 
+/* Spacings of the row sum while a tile is added to `old`. A sum that starts at 1, from the sink, is added to term by term
+ * by some kernels, where others sum a tile first: the larger roundings of both. */
+DKV_INLINE dkv_spacing dkv_sumSpacing(dkv_spacing ulp, double old, int sink_first) {
+    const dkv_spacing binade = {0, 1};
+    if (sink_first && old > 0) ulp.least = dkv_spacingAt(binade, old);
+    return ulp;
+}
+
+/* The maximum in use after a tile (or a sink) whose largest score is x. */
+DKV_INLINE double dkv_raisedMax(double max, double x, double slack) {
+    return x > max && (max == -INFINITY || x - max > slack) ? x : max;
+}
+
+/* Whether a kernel may decide otherwise there: scores of variances var and max_var, the difference computed in fp32. The
+ * maxima may then differ by up to slack until a later one is raised whichever it is. */
+DKV_INLINE int dkv_raiseDoubtful(double max, double x, double slack, double max_var, double var) {
+    const double off = fabs(x - max - slack), near = 0x1p-21 * (fabs(x) + fabs(max) + slack);
+    if (!(slack > 0) || !(off < slack)) return 0;
+    return off < near || off * off < 72 * (var + max_var);
+}
+
+/* What rounding P leaves where the maximum it was taken against is not known: the twin's rounding and the kernel's, whose
+ * spacing may be twice as large, h^2/12 + (2h)^2/12. */
+#define DKV_DOUBT_VAR (5.0 / 12)
+
 /* P of the forward pass, in units of its key tile's reference (s - ref = x): its variance. exp(0) is 1. */
 DKV_INLINE double dkv_formulaWeightVar(const dkv_noise *z, double p, double x, double vs) {
     return p * p * (vs + z->unit2 * x * x + (x != 0 ? z->exp2 : 0));
@@ -487,7 +512,7 @@ DKV_INLINE dkv_twin_walk dkv_twinWalk(const dkv_noise *z, const double *a, const
 typedef struct dkv_formula_sum {
     double part, squares, lost, noise;
     double last, last_u, run, alike, held, together; /* together: of long runs, over tiles added before squared */
-    double ones;
+    double ones, above; /* terms of the row's largest score, whose weight is 1 + above: above 1 under a maximum raised late */
 } dkv_formula_sum;
 DKV_INLINE void dkv_formulaAdd(const dkv_noise *z, dkv_spacing ulp, dkv_formula_sum *s, double x,
                                double rel, double equal) {
@@ -497,7 +522,7 @@ DKV_INLINE void dkv_formulaAdd(const dkv_noise *z, dkv_spacing ulp, dkv_formula_
     u = dkv_spacingAt(ulp, s->part);
     s->lost += (1 - moves) * less;
     s->noise += rel * equal;
-    s->ones += fabs(x - 1) < 0.5 * stuck ? 1 : 0;
+    s->ones += fabs(x - (1 + s->above)) < 0.5 * stuck * (1 + s->above) ? 1 : 0;
     if (moves == 0 || fabs(x - 1) < 0.5 * stuck) return;
     gap2 = (x - s->last) * (x - s->last);
     if (u != s->last_u || gap2 + 2 * rel > u * u / 64) s->run = s->alike = s->held = 0;

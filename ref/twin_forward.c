@@ -31,6 +31,7 @@ static void fillMaxima(dkv_twin *t) {
     const dualkv_segment *seg = &t->l->view.segments[t->b.node];
     int64_t n = tilesBefore(t, seg->range_count), m = t->b.m;
     for (int64_t e = 0; e < m * n; e++) t->tile_max[e] = -INFINITY;
+    for (int64_t e = 0; t->late && e < m * n; e++) t->tile_vs[e] = 0;
     dkv_twinRewind(t);
     while (dkv_twinTile(t)) {
         cutTile(t);
@@ -38,19 +39,20 @@ static void fillMaxima(dkv_twin *t) {
         for (int64_t i = 0; i < m; i++) {
             dkv_twinScoreRow(t, i);
             for (int64_t e = 0; e < t->n_cuts; e++) {
-                double x = dkv_maxOf(t->s + i * t->t.n + t->cuts[e], t->cuts[e + 1] - t->cuts[e]);
-                double *at = &t->tile_max[i * n + base + e];
+                double vs, x = dkv_twinTopOf(t, i, e, &vs), *at = &t->tile_max[i * n + base + e];
+                if (t->late && x > *at) t->tile_vs[i * n + base + e] = vs;
                 *at = x > *at ? x : *at;
             }
         }
     }
     for (int64_t i = 0; i < m; i++) {
         double top = -INFINITY, *row = t->tile_max + i * n;
-        for (int64_t e = 0; e < n; e++) {
+        for (int64_t e = 0; !t->late && e < n; e++) {
             double *at = t->a->key_order ? &row[n - 1 - e] : &row[e];
             top = *at = *at > top ? *at : top;
         }
-        t->max[i] = top;
+        if (t->late) dkv_twinRunTable(t, i, n);
+        else t->max[i] = top;
     }
 }
 
@@ -89,8 +91,10 @@ static double setMaxima(dkv_twin *t, int64_t i, double *ref) {
     if (t->table) {
         int64_t n = tilesBefore(t, seg->range_count), base = tilesBefore(t, t->t.range) + t->first_cut;
         for (int64_t e = 0; e < k; e++) ref[e] = t->tile_max[i * n + base + e];
+        for (int64_t e = 0; t->late && e < k; e++) t->late_vs[e] = t->tile_vs[i * n + base + e];
         return 1;
     }
+    if (t->late) return dkv_twinLateMaxima(t, i, ref);
     for (int64_t n = 0; n < k; n++) {
         int64_t e = t->a->key_order ? k - 1 - n : n;
         double x = dkv_maxOf(t->s + i * t->t.n + cuts[e], cuts[e + 1] - cuts[e]);
@@ -100,17 +104,33 @@ static double setMaxima(dkv_twin *t, int64_t i, double *ref) {
     return old == top ? 1 : exp(old - top);
 }
 
+/* What P is taken against in one key tile: the maximum in use, its own variance, 1 if no key's P is certain to be exp(0),
+ * how far a kernel's may be off. */
+typedef struct reference {
+    double at, var, always, blur;
+} reference;
+
+static reference referenceOf(const dkv_twin *t, int64_t i, int64_t e, double at) {
+    reference r = {at, t->a->p_normalised ? 0 : t->top[i].vs, 0, 0}; /* the maximum's own error is in every exponent */
+    if (!t->late) return r;
+    const bool doubt = t->late_max[i].doubt;
+    r.var = fmax(t->late_vs[e], 0);
+    r.always = doubt || t->late_vs[e] < 0;
+    r.blur = doubt ? t->a->max_slack : 0;
+    return r;
+}
+
 /* Of one key tile, exact = exp(s - ref): P in units of the row's reference into p (`fade` = exp(ref - row's)),
  * rounded; its variance over unit2 into w. Masked pairs: s = -inf, P = 0. */
 DKV_CLONES
-static void roundedRow(const dkv_twin *t, int64_t n, const double *s, const double *exact, double ref, double fade,
-                       double ref_var, const double *vs, double *restrict p, float *restrict w,
-                       double *restrict rel) {
+static void roundedRow(const dkv_twin *t, int64_t n, const double *s, const double *exact, reference r, double fade,
+                       const double *vs, double *restrict p, float *restrict w, double *restrict rel) {
     dkv_rounder f = t->u.round_p;
     dkv_spacing ulp = t->u.ulp_p;
     double unit2 = t->u.z.unit2, exp2 = t->u.z.exp2, over = fade * fade / t->u.z.unit2;
+    const double ref = r.at, ref_var = r.var, always = r.always, blur = r.blur;
     for (int64_t j = 0; j < n; j++) {
-        double x = s[j] > -DBL_MAX ? s[j] - ref : 0, errs = x != 0 ? 1 : 0; /* exp(0) is 1 */
+        double x = s[j] > -DBL_MAX ? fabs(s[j] - ref) + blur : 0, errs = x != 0 ? 1 : always; /* exp(0) is 1 */
         double e = exact[j], v = e * e * (vs[j] + unit2 * x * x + errs * exp2), y = dkv_roundBy(f, e);
         rel[j] = v * over;
         v = errs * (v + e * e * ref_var);
@@ -120,11 +140,12 @@ static void roundedRow(const dkv_twin *t, int64_t n, const double *s, const doub
 }
 
 DKV_CLONES
-static void exactRow(const dkv_twin *t, int64_t n, const double *s, const double *exact, double ref, double fade,
+static void exactRow(const dkv_twin *t, int64_t n, const double *s, const double *exact, reference r, double fade,
                      const double *vs, double *restrict p, float *restrict w, double *restrict rel) {
     double unit2 = t->u.z.unit2, exp2 = t->u.z.exp2, over = 1 / t->u.z.unit2, prod = t->u.z.prod_p2 * over;
+    const double ref = r.at, always = r.always, blur = r.blur;
     for (int64_t j = 0; j < n; j++) {
-        double x = s[j] > -DBL_MAX ? s[j] - ref : 0, y = exact[j] * fade, errs = x != 0 ? 1 : 0;
+        double x = s[j] > -DBL_MAX ? fabs(s[j] - ref) + blur : 0, y = exact[j] * fade, errs = x != 0 ? 1 : always;
         double v = (vs[j] + unit2 * x * x + errs * exp2) * over;
         rel[j] = y * y * v;
         w[j] = (float)(y * y * (v + errs * prod));
@@ -137,8 +158,8 @@ static void exactRow(const dkv_twin *t, int64_t n, const double *s, const double
 static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fade, const double *rel,
                    const float *equal) {
     double u, stuck = t->u.z.stuck, old = t->sum[i];
-    dkv_formula_sum s = {0};
-    dkv_twinAddTerms(&t->u.z, t->u.ulp_sum, &s, n, p, fade, rel, equal);
+    dkv_formula_sum s = {.above = t->late ? exp(t->top[i].s - t->max[i]) - 1 : 0};
+    dkv_twinAddTerms(&t->u.z, dkv_sumSpacing(t->u.ulp_sum, old, t->late && t->a->sink_first), &s, n, p, fade, rel, equal);
     t->score_var[i] += s.noise;
     t->sum_var[i] += s.squares / 12;
     t->lost[i] += s.lost;
@@ -174,7 +195,7 @@ static void fadeRow(dkv_twin *t, int64_t i, double by, double shift) {
 }
 
 void dkv_twinForwardRow(dkv_twin *t, int64_t i) {
-    double rel[DKV_TILE_KEYS], *ref = t->exact_ref, *exact = t->exact, by, was = t->max[i];
+    double rel[DKV_TILE_KEYS], *ref = t->exact_ref, *exact = t->exact, by, was = t->max[i], largest = t->top[i].s;
     const double *s = t->s + i * t->t.n;
     double *p = t->p_keys + i * t->t.n;
     float *w = t->quick ? t->w_keys : t->w_keys + i * t->t.n; /* quick: of this row alone */
@@ -183,7 +204,7 @@ void dkv_twinForwardRow(dkv_twin *t, int64_t i) {
     if (by != 1) fadeRow(t, i, by, by > 0 ? was - t->max[i] : 0);
     if (by < 1 - 0.5 * t->u.z.stuck) t->ones[i] = 0;
     dkv_twinNoteTop(t, i);
-    double ref_var = t->a->p_normalised ? 0 : t->top[i].vs; /* the maximum's own error is in every exponent */
+    if (t->late && t->top[i].s > largest) t->ones[i] = 0;
     for (int64_t e = 0; e < t->n_cuts; e++) {
         int64_t at = t->cuts[e], n = t->cuts[e + 1] - at;
         double fade = ref[e] == t->max[i] ? 1 : exp(ref[e] - t->max[i]);
@@ -194,10 +215,12 @@ void dkv_twinForwardRow(dkv_twin *t, int64_t i) {
             continue;
         }
         dkv_vexpShift(s + at, ref[e], exact + at, (size_t)n);
+        const reference r = referenceOf(t, i, e, ref[e]);
         if (t->u.p_rounded)
-            roundedRow(t, n, s + at, exact + at, ref[e], fade, ref_var, t->vs + at, p + at, w + at, rel);
+            roundedRow(t, n, s + at, exact + at, r, fade, t->vs + at, p + at, w + at, rel);
         else
-            exactRow(t, n, s + at, exact + at, ref[e], fade, t->vs + at, p + at, w + at, rel);
+            exactRow(t, n, s + at, exact + at, r, fade, t->vs + at, p + at, w + at, rel);
+        if (t->u.p_rounded && r.blur > 0) dkv_twinDoubt(t, n, exact + at, fade, w + at);
         sumRow(t, i, n, exact + at, fade, rel, t->equal_k + t->t.k_row + at);
     }
     if (t->quick) t->o.var[i] = dkv_twinWeighted(w, t->v_norm, t->equal_kv + t->t.k_row, t->t.n);
@@ -282,6 +305,10 @@ void dkv_twinForwardTile(dkv_twin *t) {
 static void addSink(dkv_twin *t, int64_t i) {
     double sink = t->in->sink[t->h.kvh * t->h.g + i % t->h.g], top = sink > t->max[i] ? sink : t->max[i], x,
            by, v;
+    if (t->late && t->a->sink_first) { /* it was met before them, or is added now */
+        t->sum_var[i] += t->u.z.unit2 * t->sum[i] * t->sum[i];
+        return;
+    }
     by = t->max[i] == -INFINITY ? 0 : exp(t->max[i] - top);
     t->max[i] = top;
     if (t->a->p_normalised) { /* the keys' P counts the sink already; the sum, and so LSE, does not */
@@ -303,13 +330,13 @@ static void addSink(dkv_twin *t, int64_t i) {
 static void finishLse(dkv_twin *t, int64_t i) {
     /* Whatever P is taken against, the row sum itself is taken against the largest score. */
     double l = t->sum[i], lse = t->max[i] + log(l), top = t->a->p_normalised ? t->top[i].s : t->max[i],
-           g = lse - top, u = dkv_spacingAt(t->u.ulp_lse, fabs(lse)),
-           v = dkv_spacingAt(t->u.ulp_lse, fabs(g));
+           g = lse - top, u = dkv_spacingAt(t->u.ulp_lse, fabs(lse)), unknown = dkv_twinUnknownMax(t, i),
+           v = dkv_spacingAt(t->u.ulp_lse, fabs(g) + unknown);
     double keys = t->in->sink ? l - exp(t->in->sink[t->h.kvh * t->h.g + i % t->h.g] - t->max[i]) : l;
     double rel = (t->score_var[i] + t->sum_var[i] + t->lost[i] * t->lost[i]) / (l * l);
     double fine = fmin(dkv_spacingAt(t->u.ulp_lse, fabs(top)), v); /* both are multiples of it */
     double last = fine < u ? (u * u + 2 * fine * fine) / 12 : 0, own;
-    if (last > g * g) last = g * g;
+    if (last > g * g && !(unknown > 0)) last = g * g;
     t->sum_var[i] = rel;
     own = rel + dkv_twinCommonVar(t, i, keys) / (l * l) + t->u.z.log2 / t->u.z.lse2 * v * v / 12;
     /* finer arithmetic than fp32: that is what the sum was rounded to, not what it was made of */
@@ -363,8 +390,10 @@ void dkv_twinBeginForward(dkv_twin *t) {
     for (int64_t i = 0; i < m; i++) {
         t->max[i] = -INFINITY;
         t->top[i] = (dkv_topKey){.s = -INFINITY};
+        if (t->late) dkv_twinStartMax(t, i);
     }
     if (t->table) fillMaxima(t);
+    for (int64_t i = 0; t->late && i < m; i++) dkv_twinStartSum(t, i);
 }
 
 void dkv_twinEndForward(dkv_twin *t) {

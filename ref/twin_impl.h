@@ -35,6 +35,14 @@ typedef struct dkv_topKey {
     int64_t key;
 } dkv_topKey;
 
+/* A row's maximum where it is not the largest score so far (twin_max.c): the variance of the score that it is; whether a
+ * kernel's may be another. */
+#define DKV_SINKS_OWN (-1.0) /* in place of a variance: it is no key's */
+typedef struct dkv_lateMax {
+    double vs;
+    bool doubt;
+} dkv_lateMax;
+
 /* One thread's work on one KV head. Tile arrays are [m, n]. */
 typedef struct dkv_twin {
     const dkv_problem *p;
@@ -47,6 +55,7 @@ typedef struct dkv_twin {
     dkv_rounder round_part;
     dkv_partials part;
     bool table; /* maxima by key tile from a pass of their own */
+    bool late;  /* they may be other than the largest score so far */
     dkv_head h;
     dkv_block b;
     dkv_tile t;
@@ -73,7 +82,9 @@ typedef struct dkv_twin {
     dkv_topKey *top;                                                /* [m], of forward */
     uint64_t *row_class;                    /* [tq, g]: rows that err alike have the same */
     double *lse_kernel, *delta, *delta_var, *delta_own; /* [m], of backward; own: what subtracting dLSE leaves */
-    double *tile_max;                                               /* [m, key tiles] */
+    double *tile_max, *tile_vs;                                     /* [m, key tiles]; vs, late: only where `late` */
+    dkv_lateMax *late_max;                                          /* [m] */
+    double late_vs[DKV_TILE_KEYS];                                  /* of the row at hand, as late_max.vs of each key tile */
     double *o_kernel;        /* [m, dv]: what backward's delta is made of */
     double *o_exact, *o_var; /* [m, dv]: O before its rounding, and its variance */
     float *q2, *do2, *flat;  /* [m, d]: squares, scaled; magnitudes */
@@ -124,6 +135,19 @@ void dkv_twinRefineTop(dkv_twin *t, int64_t i);
 double dkv_twinSumVar(const dkv_twin *t, int64_t i);
 double dkv_twinCommonVar(const dkv_twin *t, int64_t i, double keys); /* keys: the row sum without the sink */
 void dkv_twinClassify(dkv_twin *t, int64_t i);
+
+/* Only where t->late, but for the last. The row's maximum before any key; then, where there is a table, what its n tiles
+ * leave (tile_max, tile_vs: in, their largest scores; out, the maxima in use); the row sum, in units of t->max. */
+void dkv_twinStartMax(dkv_twin *t, int64_t i);
+void dkv_twinRunTable(dkv_twin *t, int64_t i, int64_t n);
+void dkv_twinStartSum(dkv_twin *t, int64_t i);
+/* Largest score of key tile e of row i, and its variance. The maxima after each of them; returns what sums are multiplied by. */
+double dkv_twinTopOf(const dkv_twin *t, int64_t i, int64_t e, double *vs);
+double dkv_twinLateMaxima(dkv_twin *t, int64_t i, double *ref);
+/* Adds to w what rounding P leaves where the maximum is in doubt. */
+void dkv_twinDoubt(const dkv_twin *t, int64_t n, const double *exact, double fade, float *w);
+double dkv_twinLateSumVar(const dkv_twin *t, int64_t i); /* as dkv_twinSumVar, where the largest score is not the maximum */
+double dkv_twinUnknownMax(const dkv_twin *t, int64_t i); /* how far a kernel's may be from t->max */
 
 /* How many of x exceed `least`, and the sum of squares. Sum of w x y. */
 double dkv_twinCount(const double *x, int64_t n, double least, double *squares);

@@ -69,6 +69,7 @@ double dkv_twinSumVar(const dkv_twin *t, int64_t i) {
     const dkv_topKey *k = &t->top[i];
     double p = exp(k->s - t->max[i]), rest = t->sum[i] - p;
     double var = t->score_var[i] - p * p * k->vs * k->equal;
+    if (t->late && p != 1) return dkv_twinLateSumVar(t, i);
     if (k->s == -INFINITY || p < 1) return t->score_var[i]; /* the sink is larger */
     return (var > 0x1p-40 * t->score_var[i] ? var : 0) + k->vs * rest * rest;
 }

@@ -48,6 +48,8 @@ static const struct {
     {"row_block3", "rows between them in very long sequences", COUNT, "the same", NULL},
     {"row_from3", "very long sequences, from so many rows on", COUNT, "none", NULL},
     {"dq_block", "keys between roundings of dQ", COUNT, "not by keys", NULL},
+    {"max_slack", "slack of the running maximum", COUNT, "none", NULL},
+    {"sink_first", "the sink", CHOICE, "after the keys", "before the keys"},
 };
 enum { N_FIELDS = sizeof table / sizeof table[0] };
 

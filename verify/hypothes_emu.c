@@ -48,7 +48,9 @@ static void chooseOptions(const dkv_explain_in *in, char *out, size_t n) {
         at += (size_t)snprintf(out + at, n - at, ",partials=low");
     if (a->s_format >= 0 && in->p->dtype != DUALKV_FP32)
         at += (size_t)snprintf(out + at, n - at, ",scores=low");
-    if (a->in_format == DUALKV_TF32 && in->p->dtype == DUALKV_FP32) snprintf(out + at, n - at, ",in=tf32");
+    if (a->in_format == DUALKV_TF32 && in->p->dtype == DUALKV_FP32) at += (size_t)snprintf(out + at, n - at, ",in=tf32");
+    if (a->max_slack > 0) at += (size_t)snprintf(out + at, n - at, ",lazy=%.0f", a->max_slack * 1.4426950408889634);
+    if (a->sink_first) snprintf(out + at, n - at, ",sink=first");
 }
 
 /* The caller's options without what is planted in them. */
