@@ -260,14 +260,18 @@ static bool fitLines(search *f) {
 static const int32_t tiles[] = {16, 64, 256, 32, 48, 96, 128};
 enum { N_TILES = sizeof tiles / sizeof tiles[0], EACH = 1 + 2 * N_TILES, FEW = N_TILES };
 
+/* Is one arithmetic known: declared, or named by the user? */
+static bool isHeld(const search *f) {
+    const dkv_fit *fit = f->c->options->fits ? &f->c->options->fits->of[f->c->kernel.p->dtype] : NULL;
+    return f->c->kernel.d.arithmetic.declared || (fit && fit->known && fit->held);
+}
+
 /* Arithmetic i of those that are possible: what is declared (or the user named), else every profile; each with several key
  * tiles where O depends on that. False past the end. */
 static bool listPossible(const search *f, int i, dualkv_arithmetic *out) {
     const dkv_case *c = f->c;
-    const dkv_fit *fit = c->options->fits ? &c->options->fits->of[c->kernel.p->dtype] : NULL;
-    const bool own = c->kernel.d.arithmetic.declared || (fit && fit->known && fit->held);
     const int tile = i % EACH - 1;
-    if (own) {
+    if (isHeld(f)) {
         *out = c->result->arithmetic;
         if (i >= EACH) return false;
     } else if (!dkv_arithmeticProfile(i / EACH, c->kernel.p, out, NULL)) {
@@ -280,10 +284,11 @@ static bool listPossible(const search *f, int i, dualkv_arithmetic *out) {
 }
 
 /* How much of it says anything new: key tiles are of no matter to gradients (but where delta comes from what O was before its
- * rounding), nor where P is not rounded by them. */
+ * rounding), nor where P is not rounded by them. With every profile in the list an O of tiles is that of one without partial
+ * sums. */
 typedef enum news { NOTHING, FORWARD, EVERYTHING } news;
 static news whatIsNew(const search *f, int i, const dualkv_arithmetic *a) {
-    const bool running = dkv_partialsOf(a).rows, own = f->c->kernel.d.arithmetic.declared, tiled = i % EACH > 0;
+    const bool running = dkv_partialsOf(a).rows, own = isHeld(f), tiled = i % EACH > 0;
     const bool by_tiles = !a->p_normalised && a->s_format == DUALKV_EXACT && dkv_unitRoundoff(a->p_format) > a->unit;
     if (running && f->c->kernel.d.memory != DUALKV_HOST && !own) return NOTHING; /* known of CPUs alone */
     if (!tiled) return by_tiles && a->delta_exact ? NOTHING : EVERYTHING;

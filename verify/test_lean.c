@@ -15,6 +15,8 @@
 #include "record.h"
 
 #define LINE "shape=100+2x60 heads=2:2 dim=32"
+#define DOMINANT "shape=300+40,9 heads=4:2 dim=8 fill=dominant seed=403 grad=off"
+#define ALIGNED "shape=400+2x100 heads=2:2 dim=32 fill=aligned grad=off"
 
 static dkv_result *result; /* of the last case */
 
@@ -101,6 +103,12 @@ static void an_o_without_a_key_tile_is_held(void **state) {
     assert_true(result->lean[DKV_O].tested && !result->lean[DKV_DQ].tested);
     assert_int_equal(runCase("+gain=O:0.998", LINE " grad=off", &fits), DKV_ST_BIASED);
     assert_non_null(strstr(result->why, "% too small, in every head"));
+    /* what is rounded makes O too large, and too small: also where what is named has partial sums */
+    dkv_nameFits("partials", 7, &fits);
+    if (runCase("", DOMINANT, &fits) != DKV_ST_PASSED) fail_msg("%s", result->why);
+    assert_true(result->lean[DKV_O].tested);
+    if (runCase("", ALIGNED, &fits) != DKV_ST_PASSED) fail_msg("%s", result->why);
+    assert_int_equal(runCase("+gain=O:0.999", DOMINANT, &fits), DKV_ST_BIASED);
 }
 
 /* Rounding that comes out alike in all rows is no lean: P near 1, equal rows, saturated softcaps, one key a row. */
