@@ -389,7 +389,9 @@ static void repeatRow(const group *g, FILE *f) {
         if (told++) fputs("; ", f);
         dkv_markText(f, dkv_textOf(g->cases[i]->record, "line"), 160);
         fputs(": ", f);
-        dkv_markText(f, dkv_textOf(g->cases[i]->record, "why"), 240);
+        const cJSON *notes = cJSON_GetObjectItemCaseSensitive(g->cases[i]->record, "notes");
+        const char *note = dkv_textOf(notes, "repeat");
+        dkv_markText(f, note[0] ? note : dkv_textOf(notes, "sequence"), 240);
     }
     fputs(" |\n", f);
 }

@@ -194,10 +194,15 @@ static void addTensors(cJSON *o, const dkv_result *r) {
 }
 
 static void addChecks(cJSON *o, const dkv_result *r) {
-    cJSON *checks = cJSON_AddObjectToObject(o, "checks");
+    cJSON *checks = cJSON_AddObjectToObject(o, "checks"), *notes = NULL;
     const dkv_check *c;
-    for (int i = 0; (c = dkv_listCheck(i)); i++)
-        if (dkv_findingName(r->finding[i].state)) cJSON_AddStringToObject(checks, c->name, dkv_findingName(r->finding[i].state));
+    for (int i = 0; (c = dkv_listCheck(i)); i++) {
+        const dkv_finding *f = &r->finding[i];
+        if (dkv_findingName(f->state)) cJSON_AddStringToObject(checks, c->name, dkv_findingName(f->state));
+        if (f->state != DKV_CHECK_NOTE || !f->why[0]) continue;
+        if (!notes) notes = cJSON_AddObjectToObject(o, "notes");
+        cJSON_AddStringToObject(notes, c->name, f->why);
+    }
 }
 
 /* To three figures. */

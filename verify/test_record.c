@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "../data/sha256.h"
+#include "check.h"
 #include "kernel_hash.h"
 #include "record.h"
 #include "select.h"
@@ -39,6 +40,8 @@ static dkv_result *example(dkv_status status) {
                         .gain_limit = INFINITY,
                         .mean_z = NAN};
     r->phases.seconds[DKV_PHASE_KERNEL] = 1.2345;
+    r->finding[0] = (dkv_finding){.state = DKV_CHECK_NOTE, .why = "run twice: 3 elements differ"};
+    r->finding[1] = (dkv_finding){.state = DKV_CHECK_PASSED};
     j->region[1] = j->all;
     j->worst = (dkv_where){.group = 1,
                            .segment = 2,
@@ -81,6 +84,9 @@ static void every_key_is_there(void **state) {
     assert_true(cJSON_GetNumberValue(cJSON_GetObjectItem(t, "bad")) == 3);
     assert_true(cJSON_GetNumberValue(cJSON_GetObjectItem(t, "total")) == 100);
     assert_non_null(cJSON_GetObjectItem(cJSON_GetObjectItem(t, "regions"), "response"));
+    const cJSON *notes = cJSON_GetObjectItem(o, "notes");
+    assert_int_equal(cJSON_GetArraySize(notes), 1);
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(notes, dkv_listCheck(0)->name)), "run twice: 3 elements differ");
     cJSON *w = cJSON_GetObjectItem(t, "worst");
     assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(w, "got")), "nan");
     assert_true(cJSON_GetNumberValue(cJSON_GetObjectItem(w, "want")) == 0.25);
