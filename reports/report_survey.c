@@ -28,12 +28,14 @@ static void findHeld(const char *replay, char *out, size_t n) {
     if (at) snprintf(out, n, "%.*s", (int)strcspn(at + 14, " "), at + 14);
 }
 
-static int repeatedIn(const cJSON *o) {
+/* A defect of these checks may also be that of a case run between. */
+static int repeatedIn(const cJSON *o, dkv_status status) {
     static const char *const checks[] = {"repeat", "sequence"};
     int found = 0;
     for (int i = 0; i < 2; i++) {
         const char *state = dkv_textOf(cJSON_GetObjectItemCaseSensitive(o, "checks"), checks[i]);
-        if (state[0] && found < 2) found = strcmp(state, "passed") == 0 ? 1 : 2;
+        if (strcmp(state, "passed") == 0 && !found) found = 1;
+        if (strcmp(state, "note") == 0 || (strcmp(state, "defect") == 0 && status == DKV_ST_NONDETERMINISTIC)) found = 2;
     }
     return found;
 }
@@ -59,7 +61,7 @@ int dkv_surveyRecord(dkv_survey *s, const char *name, const char *json, dkv_err 
     if (!rc && (c.set = findSet(s, name)) < 0) rc = dkv_fail(err, DKV_EUSER, "more than %d sets of records", SETS_MOST);
     if (!rc) {
         c.tokens = dkv_countQueries(&p);
-        c.repeated = repeatedIn(o);
+        c.repeated = repeatedIn(o, c.status);
         snprintf(c.kernel, sizeof c.kernel, "%s", slash ? slash + 1 : kernel);
         snprintf(c.fill, sizeof c.fill, "%s", p.fill);
         findHeld(dkv_textOf(o, "replay"), c.held, sizeof c.held);

@@ -57,7 +57,8 @@ static const char records[] =
     RECORD("shape=4096", "a/x.py:f", "PASSED", "", JUDGED("1.5", "2e-4", "-1e-3") ",\"checks\":{\"repeat\":\"passed\"}")
     RECORD("shape=9", "x.py:f", "PASSED", "", JUDGED("1", "-5e-4", "2e-3") ",\"checks\":{\"sequence\":\"note\"},\"notes\":{\"sequence\":\"2 of 9\"}")
     RECORD("shape=8 fill=aligned", "x.py:f", "FAILED", "dK is <wrong>", JUDGED("0.5", "1e-4", "0") ",\"checks\":{\"repeat\":\"passed\"}")
-    RECORD("shape=7", "x.py:f", "UNSUPPORTED", "no GQA", "")
+    RECORD("shape=7", "x.py:f", "UNSUPPORTED", "no GQA", "") RECORD("shape=4", "z.py:h", "NOT_RUN", "", ",\"checks\":{\"sequence\":\"defect\"}")
+    RECORD("shape=3", "z.py:h", "NONDETERMINISTIC", "", ",\"checks\":{\"repeat\":\"defect\"}")
     RECORD("shape=6", "y.py:g", "UNSUPPORTED", "no GQA", "") RECORD("shape=5", "y.py:g", "UNSUPPORTED", "no GQA", "");
 
 static void tables_hold_the_records(void **state) {
@@ -77,9 +78,10 @@ static void tables_hold_the_records(void **state) {
     assertSays("+2.0e-04 of 0.001; -1.0e-03 |");
     assert_null(strstr(page, "| 9 | x.py:f |")); /* not long */
     assertSays("| x.py:f | one | 3 | 2 | 1 | shape=9: 2 of 9 |\n");
+    assertSays("| z.py:h | one | 1 | 0 | 1 | shape=3:");
     assertSays("- **FAILED** x.py:f as flash, shape=8 fill=aligned: dK is &lt;wrong&gt;. Largest err/bound: dK 0.5 (rms z 0.50 of 2, gain +0.0e+00)");
     assertSays("\n      dualkv replay 'shape=8 fill=aligned' --kernel x.py:f --arithmetic flash\n");
-    assertSays("- one.jsonl: 6 records, SHA-256 ");
+    assertSays("- one.jsonl: 8 records, SHA-256 ");
     assert_string_equal(page + strlen(page) - 4, "\nend");
 }
 
