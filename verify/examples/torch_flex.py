@@ -7,22 +7,45 @@
 
 import torch
 import torch._inductor.config
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 CONVENTION = "flex"
 torch._dynamo.config.recompile_limit = 1024  # each shape is one; beyond the limit it would run uncompiled,
 torch._dynamo.config.accumulated_recompile_limit = 1024
 torch._dynamo.config.fail_on_recompile_limit_hit = True  # and nobody would know
 torch._inductor.config.compile_threads = 1  # two kernels a shape: starting processes that compile takes longer
-_compiled = torch.compile(flex_attention)
+
+# Else a number that changes from call to call becomes a symbol, and PyTorch (2.11, 2.15) cannot compile a score_mod that
+# closes over one: the second softcap in a process fails.
+_compiled = torch.compile(flex_attention, dynamic=False)
+
+
+def _kernel_options(q, k):
+    """For fewer than 128 rows PyTorch takes its decoding kernel, whose tile is all rows of all heads of a KV head: where
+    they are more than a block of the mask (128) it has none (PyTorch 2.11: NoValidChoicesError)."""
+    rows, group = q.shape[2], q.shape[1] // k.shape[1]
+    return {"FORCE_USE_FLEX_ATTENTION": True} if rows < 128 < rows * group else None
+
+
+def _answer(result, return_lse):
+    return (result[0], result[1].lse) if return_lse else result
 
 
 def attention(q, k, v, block_mask, score_mod=None, scale=None, enable_gqa=False, return_lse=False):
-    return _compiled(q, k, v, score_mod, block_mask, scale, enable_gqa, return_lse)
+    result = _compiled(q, k, v, score_mod, block_mask, scale, enable_gqa, kernel_options=_kernel_options(q, k),
+                       return_aux=AuxRequest(lse=True) if return_lse else None)
+    return _answer(result, return_lse)
 
 
 def uncompiled(q, k, v, block_mask, score_mod=None, scale=None, enable_gqa=False, return_lse=False):
-    return flex_attention(q, k, v, score_mod, block_mask, scale, enable_gqa, return_lse)
+    result = flex_attention(q, k, v, score_mod, block_mask, scale, enable_gqa,
+                            return_aux=AuxRequest(lse=True) if return_lse else None)
+    return _answer(result, return_lse)
 
 
+def refuses(p):
+    return "a head dimension below 16" if min(p.dqk, p.dv) < 16 else None
+
+
+attention.refuses = refuses
 uncompiled.backward = torch.cuda.is_available()

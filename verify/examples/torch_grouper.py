@@ -31,7 +31,9 @@ def refuses(p):
 
 
 def refuses_flash(p):
-    return "fp32" if p.dtype == "fp32" else refuses(p)
+    if p.dtype == "fp32":
+        return "fp32"
+    return "dims of keys and values differ" if p.dqk != p.dv else refuses(p)
 
 
 attention.refuses = refuses

@@ -328,7 +328,8 @@ def _flex_needs(setting: Setting, p: View) -> dict[str, str]:
 
 
 def _formula(p: View) -> Callable[[Any, Any, Any], Any] | None:
-    """Does a query at position q see a key at position k of its sequence (first: is its row a prompt's)? On tensors."""
+    """Does a query at position q see a key at position k of its sequence (first: is its row a prompt's)? On tensors; what is
+    traced closes over numbers, not over the problem."""
     if p.mask == "full":
         return lambda q, k, first: q == q
     if p.mask == "prefix":
@@ -336,9 +337,11 @@ def _formula(p: View) -> Callable[[Any, Any, Any], Any] | None:
     if p.mask == "causal":
         return lambda q, k, first: k <= q
     if p.mask == "window":
-        return lambda q, k, first: (k <= q) & ((k > q - p.window) | (k < p.window_sinks))
+        window, sinks = p.window, p.window_sinks
+        return lambda q, k, first: (k <= q) & ((k > q - window) | (k < sinks))
     if p.mask == "chunk":
-        return lambda q, k, first: (k <= q) & (q // p.chunk == k // p.chunk)
+        chunk = p.chunk
+        return lambda q, k, first: (k <= q) & (q // chunk == k // chunk)
     return None
 
 
@@ -358,6 +361,7 @@ def flex_mask(p: View, constant: Callable[[Any], Any]) -> Callable[..., Any]:
     pos, own, top, lim, first = map(constant, (position, owner, root, limit, is_root))
     kown, kpos = constant(key_owner), constant(key_position)
     formula = _formula(p)
+    seen: Any = None
     if formula is None:
         pairs = np.zeros((p.tq, p.tk), np.bool_)
         for s in p.segments:
@@ -375,19 +379,19 @@ def flex_mask(p: View, constant: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def _flex_score(p: View, mask_mod: Any, constant: Callable[[Any], Any]) -> Any:
+    """score_mod(score, b, h, q_idx, kv_idx), closing over no more than this problem needs; None: none needed."""
     if not p.softcap and p.alibi_slopes is None:
         return None
     import torch
 
+    cap = p.softcap
+    if p.alibi_slopes is None:
+        return lambda score, b, h, q, k: cap * torch.tanh(score / cap)
     pos, kpos = mask_mod.positions
-    slopes = None if p.alibi_slopes is None else constant(p.alibi_slopes)
-
-    def score_mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        if p.softcap:
-            score = p.softcap * torch.tanh(score / p.softcap)
-        return score if slopes is None else score - slopes[h] * (pos[q] - kpos[k]).abs()
-
-    return score_mod
+    slopes = constant(p.alibi_slopes)
+    if not cap:
+        return lambda score, b, h, q, k: score - slopes[h] * (pos[q] - kpos[k]).abs()
+    return lambda score, b, h, q, k: cap * torch.tanh(score / cap) - slopes[h] * (pos[q] - kpos[k]).abs()
 
 
 FLEX_BLOCK = 128

@@ -5,6 +5,7 @@ import doctest
 import os
 import subprocess
 import pickle
+import types
 import unittest
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 import dualkv
 import dualkv.problem
 from dualkv import _lib
-from dualkv.conventions import BATCH_ROWS, _batches, flex_blocks, flex_mask
+from dualkv.conventions import BATCH_ROWS, _batches, _flex_score, flex_blocks, flex_mask
 from dualkv.view import View
 
 try:
@@ -107,6 +108,30 @@ class Problems(unittest.TestCase):
                              "full_q_num_blocks", "full_q_indices"):
                     self.assertTrue(torch.equal(getattr(got, name), getattr(want, name)), (line, pairs, name))
                 self.assertEqual((got.shape, got.BLOCK_SIZE, got.mask_mod), (want.shape, want.BLOCK_SIZE, mask), line)
+
+    @unittest.skipUnless(torch, "needs torch")
+    def test_scores_are_modified_by_tensors_and_numbers_alone(self):
+        def closed(f):
+            for x in (c.cell_contents for c in f.__closure__ or ()):
+                yield from closed(x) if callable(x) else (x,)
+
+        for line, cap, slope in (("shape=9+3,4 softcap=5", 5, False), ("shape=9+3,4 heads=2:1 alibi=on mask=window:3:1", 0, True),
+                                 ("shape=9+3,4 heads=4:2 alibi=on softcap=0.5 mask=chunk:4", 0.5, True), ("shape=9+3", 0, None)):
+            v = View(dualkv.Problem(line).view("packed"))
+            mask = flex_mask(v, torch.as_tensor)
+            score = _flex_score(v, mask, torch.as_tensor)
+            if slope is None:
+                self.assertIsNone(score)
+                continue
+            for x in (*closed(mask), *closed(score)):
+                self.assertIsInstance(x, (torch.Tensor, int, float, types.ModuleType, type(None)), line)
+            h, q, k = v.hq - 1, torch.arange(v.tq)[:, None], torch.arange(v.tk)[None, :]
+            pos, kpos = (x.numpy() for x in mask.positions)
+            x = np.linspace(-9, 9, v.tq * v.tk).reshape(v.tq, v.tk)
+            want = cap * np.tanh(x / cap) if cap else x
+            if slope:
+                want = want - v.alibi_slopes[h] * np.abs(pos[:, None] - kpos[None, :])
+            np.testing.assert_allclose(score(torch.as_tensor(x), 0, h, q, k).numpy(), want, rtol=1e-6, err_msg=line)
 
     def test_long_sequences_go_in_several_calls(self):
         for line, calls in (("shape=4096+28x2048", 2), ("shape=32768+28x2048", 5), ("shape=300000+2x1", 3), ("shape=4+5x3", 2)):

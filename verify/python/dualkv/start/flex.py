@@ -12,7 +12,8 @@ CONVENTION = "flex"
 torch._dynamo.config.recompile_limit = 1024  # each shape is one; beyond the limit it would run uncompiled,
 torch._dynamo.config.accumulated_recompile_limit = 1024
 torch._dynamo.config.fail_on_recompile_limit_hit = True  # and nobody would know
-COMPILED = torch.compile(flex_attention) if torch.cuda.is_available() else flex_attention
+# Static: else the second softcap of a process is a symbol, and PyTorch compiles no score_mod that closes over one
+COMPILED = torch.compile(flex_attention, dynamic=False) if torch.cuda.is_available() else flex_attention
 
 
 def my_attention(q, k, v, block_mask, score_mod=None, scale=None, enable_gqa=False):
