@@ -291,8 +291,8 @@ static news whatIsNew(const search *f, int i, const dualkv_arithmetic *a) {
     const bool running = dkv_partialsOf(a).rows, own = isHeld(f), tiled = i % EACH > 0;
     const bool by_tiles = !a->p_normalised && a->s_format == DUALKV_EXACT && dkv_unitRoundoff(a->p_format) > a->unit;
     if (running && f->c->kernel.d.memory != DUALKV_HOST && !own) return NOTHING; /* known of CPUs alone */
-    if (!tiled) return by_tiles && a->delta_exact ? NOTHING : EVERYTHING;
-    if (!by_tiles || running || (!own && !a->delta_exact && a->partial_format != DUALKV_EXACT)) return NOTHING;
+    if (!tiled) return by_tiles && (own || a->delta_exact) ? NOTHING : EVERYTHING; /* own: its other twins vouch */
+    if (!by_tiles || (!own && (running || (!a->delta_exact && a->partial_format != DUALKV_EXACT)))) return NOTHING;
     if (!a->delta_exact) return FORWARD;
     return own || i % EACH % FEW == 1 ? EVERYTHING : NOTHING;
 }

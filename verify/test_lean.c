@@ -20,15 +20,12 @@
 
 static dkv_result *result; /* of the last case */
 
-static dkv_status runKernel(const char *kernel, const char *options, const char *line, const dkv_fits *fits) {
-    char spec[600];
-    const char *dir = getenv("DUALKV_BUILD");
+static dkv_status runSpec(const char *spec, const char *line, const dkv_fits *fits) {
     dkv_kernel_spec s;
     dkv_worker w;
     dkv_problem p;
     dkv_err err = {0};
     const dkv_case_options with = {.data_dir = dkv_dataDir(), .level = 1e-7, .threads = 1, .fits = fits};
-    snprintf(spec, sizeof spec, "%s/testkernels/%s%s", dir ? dir : "build", kernel, options);
     if (dkv_parseKernelSpec(spec, &s, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err))
         fail_msg("%s on %s: %s", spec, line, err.text);
     dkv_initWorker(&w, &s, 60);
@@ -36,6 +33,13 @@ static dkv_status runKernel(const char *kernel, const char *options, const char 
     dkv_stopWorker(&w);
     dkv_freeProblem(&p);
     return result->status;
+}
+
+static dkv_status runKernel(const char *kernel, const char *options, const char *line, const dkv_fits *fits) {
+    char spec[600];
+    const char *dir = getenv("DUALKV_BUILD");
+    snprintf(spec, sizeof spec, "%s/testkernels/%s%s", dir ? dir : "build", kernel, options);
+    return runSpec(spec, line, fits);
 }
 
 static dkv_status runCase(const char *options, const char *line, const dkv_fits *fits) {
@@ -111,6 +115,23 @@ static void an_o_without_a_key_tile_is_held(void **state) {
     assert_int_equal(runCase("+gain=O:0.999", DOMINANT, &fits), DKV_ST_BIASED);
 }
 
+/* A profile's own key tiles are asked for whatever its partial sums: in replicated sequences, and where dK, dV and dQ are running sums. */
+static void whatever_else_the_profile_rounds(void **state) {
+    (void)state;
+    static const struct {
+        const char *kernel, *profile, *line;
+    } of[] = {{"emu-replicated+undeclared+partials=low+bn=128", "partials", "shape=64+8x256 heads=2:2 dim=128 fill=aligned grad=off"},
+              {"emu+undeclared+partials=rows+bn=256", "running", "shape=1000+2x500 heads=2:2 dim=16 fill=aligned grad=off"}};
+    static dkv_fits fits;
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        dkv_nameFits(of[i].profile, 7, &fits);
+        if (runSpec(of[i].kernel, of[i].line, &fits) != DKV_ST_PASSED || !result->lean[DKV_O].tested)
+            fail_msg("%s on %s: %s (%s)", of[i].kernel, of[i].line, dkv_statusRow(result->status)->name, result->why);
+        assert_int_equal(runCase("+gain=O:0.999", of[i].line, &fits), DKV_ST_BIASED);
+        assert_non_null(strstr(result->why, "% too small, in every head"));
+    }
+}
+
 /* Rounding that comes out alike in all rows is no lean: P near 1, equal rows, saturated softcaps, one key a row. */
 static void rounding_does_not_lean(void **state) {
     (void)state;
@@ -129,7 +150,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_percent_is_seen_in_every_tensor), cmocka_unit_test(a_thousandth_is_seen_where_there_are_rows),
         cmocka_unit_test(the_head_is_named),                 cmocka_unit_test(what_is_left_out_is_named),
         cmocka_unit_test(an_o_without_a_key_tile_is_held),   cmocka_unit_test(rounding_does_not_lean),
-        cmocka_unit_test(records_hold_it),
+        cmocka_unit_test(records_hold_it),                   cmocka_unit_test(whatever_else_the_profile_rounds),
     };
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     result = calloc(1, sizeof *result);
