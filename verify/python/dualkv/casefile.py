@@ -84,7 +84,9 @@ def write_safetensors(path: str, tensors: Mapping[str, tuple[str, npt.NDArray[An
 
 
 def _tensor(entry: Any, data: bytes) -> tuple[str, npt.NDArray[Any]]:
-    code, shape, (begin, end) = entry["dtype"], [int(n) for n in entry["shape"]], entry["data_offsets"]
+    code, shape, (begin, end) = entry["dtype"], list(entry["shape"]), entry["data_offsets"]
+    if any(type(n) is not int for n in (*shape, begin, end)):  # nothing is cut or converted: "3", 2.9, true
+        raise ValueError("shape and place are not whole numbers")
     if code not in _TYPES:
         raise ValueError(f"of type {code}")
     if min(shape, default=0) < 0 or not 0 <= begin <= end <= len(data) or end - begin != math.prod(shape) * _TYPES[code].itemsize:
@@ -113,7 +115,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, tuple[str,
         try:
             tensors[str(tensor)] = _tensor(entry, data)
         except (ValueError, TypeError, KeyError) as e:
-            raise _lib.DualKVError(f"{name}: {tensor}: {e!s:.200}") from None
+            shown = tensor if tensor.isprintable() else ascii(tensor)[1:-1]
+            raise _lib.DualKVError(f"{name}: {shown:.80}: {e!s:.200}") from None
     return tensors, metadata
 
 

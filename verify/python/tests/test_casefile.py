@@ -137,7 +137,12 @@ class Exported(InFolder):
                                    (b"{", b"", "not a safetensors file"), (b"\xff", b"", "not a safetensors file"),
                                    ({"__metadata__": 3}, b"", "not a safetensors file"), (b"[" * 100000, b"", "not a safetensors"),
                                    ({"q": dict(one, shape=[1 << 62, 1 << 62])}, bytes(4), "q: shape"),
-                                   ({"q": dict(one, data_offsets=["0", "4"])}, bytes(4), "q: ")):
+                                   ({"q": dict(one, data_offsets=["0", "4"])}, bytes(4), "q: shape and place are not whole"),
+                                   ({"q": dict(one, shape=[float("inf")])}, bytes(4), "q: shape and place are not whole"),
+                                   ({"q": dict(one, shape=[1.9])}, bytes(4), "q: shape and place are not whole"),
+                                   ({"q": dict(one, shape="1")}, bytes(4), "q: shape and place are not whole"),
+                                   ({"q": dict(one, shape=[True])}, bytes(4), "q: shape and place are not whole"),
+                                   ({"a\nb" + "c" * 9999: 3}, b"", r"^[^\n]{1,200}$")):
             with self.assertRaisesRegex(dualkv.DualKVError, says):
                 dualkv.load(file(header, data))
         Path(self.dir, "x").write_bytes(struct.pack("<Q", 1 << 40) + b"{}")
