@@ -540,8 +540,6 @@ static int oracle_open(const dkv_problem *p, const dkv_layout *l, const dkv_devi
     const dkv_partials part = dkv_partialsOf(a);
     if (part.rows || part.dq_block)
         return dkv_oracleFail(__FILE__, __LINE__, "it knows no running sums that are rounded once a block");
-    if (a->max_slack > 0 || a->sink_first)
-        return dkv_oracleFail(__FILE__, __LINE__, "it knows no maximum but the largest score so far");
     if (l->view.tk > INT32_MAX / 2) return dkv_oracleFail(__FILE__, __LINE__, "more than 2^30 keys");
     dkv_device_oracle *o = (dkv_device_oracle *)calloc(1, sizeof *o);
     if (!o) return dkv_oracleFail(__FILE__, __LINE__, "out of memory");

@@ -387,6 +387,11 @@ static int allocate(dkv_device_oracle *o, const dkv_twin_device *first) {
                           DOUBLES(part[2], part),
                           DOUBLES(part[3], part),
                           DOUBLES(table_max, t->table ? o->slots * m : 0),
+                          DOUBLES(late.vs, t->late.on ? m : 0),
+                          DOUBLES(late.doubt, t->late.on ? m : 0),
+                          DOUBLES(late.above, t->late.on ? t->subs * m : 0),
+                          DOUBLES(late.rose, t->late.on ? t->subs * m : 0),
+                          DOUBLES(late.table_vs, t->table && t->late.on ? o->slots * m : 0),
                           DOUBLES(dk, parts * tk * dqk),
                           DOUBLES(dk_var, parts * tk * dqk),
                           DOUBLES(dv, parts * tk * dv),
@@ -461,6 +466,10 @@ static void declare(dkv_device_oracle *o) {
     t->table =
         u->p_rounded && !a->p_normalised && a->key_tile > 0 && (a->key_order || DKV_SUB_KEYS % a->key_tile);
     if (t->table && o->slots == 0) t->table = t->has_o = false;
+    t->late.slack = a->max_slack;
+    t->late.first = a->sink_first && o->in.sink;
+    t->late.on = !a->p_normalised && (a->max_slack > 0 || t->late.first);
+    t->late.tiled = a->key_tile > 0;
 }
 
 void dkv_closeTwin(dkv_device_oracle *o) {

@@ -18,6 +18,15 @@ typedef struct dkv_top_rows {
     int64_t *key;
 } dkv_top_rows;
 
+/* Each row's maximum where it is not the largest score so far (ref/twin_impl.h: dkv_lateMax; ref/twin_max.c). */
+typedef struct dkv_late_rows {
+    double *vs, *doubt;   /* [max_m] */
+    double *above, *rose; /* [subs, max_m]: weight of the largest score so far, less 1; whether it is a new one */
+    double *table_vs;     /* [slots, max_m], as table_max */
+    double slack;
+    int32_t on, first, tiled; /* it is so; from the sink; the key tile is declared */
+} dkv_late_rows;
+
 /* The chain of each row's products over 256 keys, [subs, max_m] each. */
 typedef struct dkv_step_rows {
     double *count, *squares, *g, *g2, *ff, *share, *g_first, *f_first;
@@ -52,6 +61,7 @@ typedef struct dkv_twin_device {
     double *row_done;                       /* [max_m]: terms of the sum so far, where it is folded */
     double *q_mean2, *o_mean2, *mean_any[2], *mean_own[2]; /* [subm, d], [subm] */
     dkv_top_rows top;
+    dkv_late_rows late;
     /* of the tile */
     double *k_mean2, *v_mean2, *mean_kv; /* [subm, subs, d], [subm, subs]: over the keys that a CPU block sees */
     double *by, *fade, *old, *count, *p1, *p2, *wsum; /* [subs, max_m] */
@@ -65,7 +75,7 @@ typedef struct dkv_twin_device {
     double *dk_size, *dk_spread, *dk_square, *dv_size, *dv_spread, *dv_square; /* as in dkv_keySum, [parts, tk, d] */
     double *key_n, *key_n2;                            /* [tk] */
     double *sink_y, *sink_v; /* [hq, tq] */
-    void *memory[112];
+    void *memory[120];
     int n_memory;
 } dkv_twin_device;
 

@@ -3,7 +3,7 @@
  * an element then adds in order, with what each addition rounds. */
 #include <float.h>
 
-#include "oracle_twin.cuh"
+#include "oracle_twin_late.cuh"
 
 typedef struct forward_walk {
     int32_t tile, mode; /* key tile (256 where undeclared); 0 running maximum, 1 table, 2 normalised by the row's LSE */
@@ -15,35 +15,56 @@ typedef struct forward_walk {
     double *by, *fade, *old, *count, *p1, *p2, *wsum; /* [subs, max_m] */
     dkv_top_rows top;
     dkv_step_rows step;
+    dkv_late_rows late;
 } forward_walk;
 
 /* Largest score of each key tile, for the kernels whose tiles do not divide ours or come last first. */
 __global__ void maxima_kernel(dkv_area t, __grid_constant__ const dkv_twin_units u,
                               __grid_constant__ const dkv_twin_fit fit, score_view v, int tile, int64_t max_m,
-                              double *table) {
+                              double *table, dkv_late_rows late) {
     const int i = (int)((blockIdx.x * (int64_t)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
     if (i >= t.m) return;
     for (int64_t at = 0; at < t.n;) {
         const int64_t slot = (t.offset + at) / tile;
         int64_t end = (slot + 1) * tile - t.offset;
-        double top = -INFINITY, vs;
+        double top = -INFINITY, vs, own = 0;
+        int key = 1 << 30;
         end = end < t.n ? end : t.n;
         for (int64_t j = at + lane; j < end; j += 32) {
             const double x = scoreOf(t, u, fit, v, i, (int)j, &vs);
+            if (x > top) own = vs, key = (int)j;
             top = x > top ? x : top;
         }
+        const double mine = top;
         top = dkv_warpMax(top);
-        double *to = table + (t.slot0 + slot) * max_m + i;
-        if (lane == 0) *to = top > *to ? top : *to;
+        const int64_t to = (t.slot0 + slot) * max_m + i;
+        const double was = table[to];
+        __syncwarp();
+        if (lane == 0) table[to] = top > was ? top : was;
+        if (late.on && top > was) { /* the variance of the first that has it */
+            const int first = __reduce_min_sync(~0u, mine == top ? key : 1 << 30);
+            if (key == first && mine == top) late.table_vs[to] = own;
+        }
         at = end;
     }
 }
 
 /* The running maximum in the kernel's order; the row's own from the start. */
 __global__ void run_maxima_kernel(int m, int64_t slots, int64_t max_m, int last_first, double *table,
-                                  dkv_rows r) {
+                                  dkv_rows r, dkv_late_rows late) {
     DKV_GRID_LOOP(i, m) {
         double top = -INFINITY;
+        late_state at = {r.max[i], DKV_SINKS_OWN, 0};
+        for (int64_t k = 0; late.on && k < slots; k++) {
+            const int64_t e = (last_first ? slots - 1 - k : k) * max_m + i;
+            meet(late, at, table[e], late.table_vs[e]);
+            table[e] = at.max;
+            late.table_vs[e] = at.vs;
+        }
+        if (late.on) {
+            r.max[i] = at.max, late.vs[i] = at.vs, late.doubt[i] = at.doubt;
+            continue;
+        }
         for (int64_t k = 0; k < slots; k++) {
             double *at = table + (last_first ? slots - 1 - k : k) * max_m + i;
             top = *at = *at > top ? *at : top;
@@ -112,8 +133,8 @@ static __device__ __forceinline__ void noteTop(const dkv_area &t, const dkv_twin
     f.top.key[i] = t.k_row + j;
 }
 
-/* A warp a row: 256 keys after another. PLAIN: what is declared is what dkv_twinPlain says. */
-template <bool PLAIN>
+/* A warp a row: 256 keys after another. PLAIN: what is declared is what dkv_twinPlain says. LATE: late.on. */
+template <bool PLAIN, bool LATE>
 __global__ void __launch_bounds__(128)
     forward_twin_kernel(dkv_area t, __grid_constant__ const dkv_twin_units units,
                         __grid_constant__ const dkv_twin_fit fit, score_view v, dkv_rows r, forward_walk f) {
@@ -123,10 +144,11 @@ __global__ void __launch_bounds__(128)
     if (PLAIN) t.slopes = NULL;
     const double lse = r.lse[i];
     double max = r.max[i];
+    late_state now = {max, LATE ? f.late.vs[i] : 0, LATE ? f.late.doubt[i] > 0 : 0};
     for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
         const int n = t.n - base < DKV_SUB_KEYS ? t.n - base : DKV_SUB_KEYS;
         const int64_t first = (t.offset + base) / f.tile;
-        double s[PER_LANE], vs[PER_LANE], ref[PER_LANE], old = max, top = old, most = -INFINITY;
+        double s[PER_LANE], vs[PER_LANE], ref[PER_LANE], late_vs[LATE ? PER_LANE : 1], old = max, top = old, most = -INFINITY;
 #pragma unroll
         for (int k = 0; k < PER_LANE; k++) {
             const int j = k * 32 + lane;
@@ -147,17 +169,27 @@ __global__ void __launch_bounds__(128)
                     if (j >= a && j < b) here = s[k] > here ? s[k] : here;
                 }
                 here = dkv_warpMax(here);
-                top = here > top ? here : top;
+                if (LATE) {
+                    meet(f.late, now, here, varianceOf(s, vs, (int)a, (int)b, here, lane));
+                    top = now.max;
+                } else {
+                    top = here > top ? here : top;
+                }
             }
-            here = f.mode == 0 ? top : f.table[(t.slot0 + slot) * f.max_m + i];
+            const int64_t cell = (t.slot0 + slot) * f.max_m + i;
+            here = f.mode == 0 ? top : f.table[cell];
+            const double here_vs = !LATE ? 0 : f.mode == 0 ? now.vs : f.late.table_vs[cell];
 #pragma unroll
             for (int k = 0; k < PER_LANE; k++) {
                 const int j = k * 32 + lane;
                 if (j >= a && j < b) ref[k] = here;
+                if (LATE && j >= a && j < b) late_vs[k] = here_vs;
             }
             a = b;
         }
         max = f.mode == 0 ? top : f.mode == 2 ? lse : max;
+        const double largest = LATE ? *(volatile double *)&f.top.s[i] : 0;
+        __syncwarp();
         noteTop(t, u, fit, v, f, i, base, n, s, vs, dkv_warpMax(most), lane);
         __syncwarp();
         const double ref_var = f.mode == 2 ? 0 : *(volatile double *)&f.top.vs[i]; /* in every exponent */
@@ -170,15 +202,19 @@ __global__ void __launch_bounds__(128)
             if (!(ref[k] == -INFINITY)) {
                 const double fade = ref[k] == max ? 1 : exp(ref[k] - max), e = exp(s[k] - ref[k]);
                 const double d = s[k] > -DBL_MAX ? s[k] - ref[k] : 0,
-                             y = dkv_formulaWeightVar(&u.z, e, d, vs[k]);
+                             far = LATE && now.doubt && s[k] > -DBL_MAX ? fabs(d) + f.late.slack : d;
+                const int errs = d != 0 || (LATE && (now.doubt || late_vs[k] < 0));
+                const double shared = !LATE ? ref_var : late_vs[k] > 0 ? late_vs[k] : 0;
+                const double y = e * e * (vs[k] + u.z.unit2 * far * far + (errs ? u.z.exp2 : 0));
                 x = e * fade;
                 rel = y * fade * fade;
                 if (u.p_rounded) {
-                    const double q = dkv_roundBy(u.round_p, e), e2 = d != 0 ? y + e * e * ref_var : 0;
+                    const double q = dkv_roundBy(u.round_p, e), e2 = errs ? y + e * e * shared : 0;
                     w = dkv_flip(e, q, e2, dkv_spacingAt(u.ulp_p, e)) * fade * fade;
+                    if (LATE && now.doubt) w += dkv_doubtVar(u.ulp_p, e, f.late.slack) * fade * fade;
                     p = q * fade;
                 } else {
-                    w = rel + (d != 0 ? x * x * u.z.prod_p2 : 0);
+                    w = rel + (errs ? x * x * u.z.prod_p2 : 0);
                     p = x;
                 }
             }
@@ -200,8 +236,13 @@ __global__ void __launch_bounds__(128)
         f.p1[sub * f.max_m + i] = p1;
         f.p2[sub * f.max_m + i] = p2;
         f.wsum[sub * f.max_m + i] = wsum;
+        if (!LATE) continue;
+        const double greatest = *(volatile double *)&f.top.s[i];
+        f.late.above[sub * f.max_m + i] = exp(greatest - max) - 1;
+        f.late.rose[sub * f.max_m + i] = greatest > largest;
     }
     if (lane == 0) r.max[i] = max;
+    if (LATE && f.mode == 0 && lane == 0) f.late.vs[i] = now.vs, f.late.doubt[i] = now.doubt;
 }
 
 static __device__ __forceinline__ void endSum(const dkv_twin_units &u, row_state &st, dkv_formula_sum &k) {
@@ -234,8 +275,10 @@ __global__ void __launch_bounds__(32) forward_sums_kernel(dkv_area t, __grid_con
         int64_t cut = ((t.offset + base) / f.tile + 1) * f.tile - t.offset - base;
         const double by = f.by[at], fade = by != 1 ? fadeState(u.z, st, by, by > 0 ? f.fade[at] : 0) : 0;
         const double old = st.sum;
-        if (by < 1 - 0.5 * u.z.stuck) st.ones = 0;
+        if (by < 1 - 0.5 * u.z.stuck || (f.late.on && f.late.rose[at] > 0)) st.ones = 0;
         dkv_formula_sum k = {};
+        k.above = f.late.on ? f.late.above[at] : 0;
+        dkv_spacing ulp = dkv_sumSpacing(u.ulp_sum, st.sum, f.late.first);
         for (int j0 = 0; j0 < n; j0 += 32) {
             __syncwarp();
             for (int row = 0; row < 32; row++) {
@@ -248,9 +291,11 @@ __global__ void __launch_bounds__(32) forward_sums_kernel(dkv_area t, __grid_con
             for (int c = 0; c < 32 && j0 + c < n; c++) {
                 if (j0 + c == cut) {
                     endSum(u, st, k);
+                    k.above = f.late.on ? f.late.above[at] : 0;
+                    ulp = dkv_sumSpacing(u.ulp_sum, st.sum, f.late.first);
                     cut += f.tile;
                 }
-                dkv_formulaAdd(&u.z, u.ulp_sum, &k, x[lane][c], rel[lane][c], (double)f.equal_k[base + j0 + c]);
+                dkv_formulaAdd(&u.z, ulp, &k, x[lane][c], rel[lane][c], (double)f.equal_k[base + j0 + c]);
             }
         }
         endSum(u, st, k);
@@ -388,13 +433,14 @@ static int fillTable(dkv_device_oracle *o, dkv_scene *s) {
     for (int32_t r = 0; r < s->seg->range_count; r++)
         slots += (o->l->view.ranges[s->seg->range_begin + r].len + o->a.key_tile - 1) / o->a.key_tile;
     fill_kernel<<<1024, 256, 0, o->stream>>>(slots * o->max_m, -INFINITY, x->table_max);
+    if (x->late.on) fill_kernel<<<1024, 256, 0, o->stream>>>(slots * o->max_m, 0, x->late.table_vs);
     while (dkv_nextArea(o, s, &range, &t)) {
         DKV_TRY(dkv_twinLoadTile(o, s, &t, &v));
         maxima_kernel<<<dkv_blocksFor((int64_t)t.m * 32, 128), 128, 0, o->stream>>>(
-            t, x->u, x->fit_s, v, o->a.key_tile, o->max_m, x->table_max);
+            t, x->u, x->fit_s, v, o->a.key_tile, o->max_m, x->table_max, x->late);
     }
     run_maxima_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(s->m, slots, o->max_m, o->a.key_order,
-                                                                       x->table_max, o->r);
+                                                                       x->table_max, o->r, x->late);
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;
 }
@@ -425,8 +471,11 @@ static int forwardTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area 
                       x->p2,
                       x->wsum,
                       x->top,
-                      x->step};
-    const auto kernel = dkv_twinPlain(&x->u, t) ? forward_twin_kernel<true> : forward_twin_kernel<false>;
+                      x->step,
+                      x->late};
+    const auto kernel = x->late.on                 ? forward_twin_kernel<false, true>
+                        : dkv_twinPlain(&x->u, t) ? forward_twin_kernel<true, false>
+                                                  : forward_twin_kernel<false, false>;
     kernel<<<dkv_blocksFor((int64_t)t->m * 32, 128), 128, 0, o->stream>>>(*t, x->u, x->fit_s, v, o->r, f);
     forward_sums_kernel<<<dkv_blocksFor(t->m, 32), 32, 0, o->stream>>>(*t, x->u, o->r, f);
     DKV_TRY_CUDA(cudaGetLastError());
@@ -472,6 +521,7 @@ typedef struct forward_end {
     double *twin_o, *sigma2_o, *twin_lse, *sigma2_lse;
     dkv_top_rows top;
     unsigned long long *row_class; /* of the block's first row */
+    dkv_late_rows late;
 } forward_end;
 
 /* Where a row leans on one key, that key's score is most of its noise: its chain is walked, and all that depends on it
@@ -506,6 +556,10 @@ static __device__ __forceinline__ double refineTop(const forward_end &f, const d
 static __device__ __forceinline__ double sumVar(const forward_end &f, const row_state &st, int64_t i, double vs) {
     const double s = f.top.s[i], p = exp(s - st.max), rest = st.sum - p;
     const double var = st.score_var - p * p * vs * f.top.equal[i];
+    if (f.late.on && p != 1) {
+        const double own = f.late.vs[i], others = st.sum - 1;
+        return st.score_var + (own > 0 && s > st.max ? own * others * others : 0);
+    }
     if (s == -INFINITY || p < 1) return st.score_var; /* the sink is larger */
     return (var > 0x1p-40 * st.score_var ? var : 0) + vs * rest * rest;
 }
@@ -537,6 +591,10 @@ static __device__ __forceinline__ void addSink(const forward_end &f, const dkv_t
                                                const row_sums &x, int64_t i, int lane) {
     const double sink = (double)f.sink[i % f.g], top = sink > st.max ? sink : st.max;
     const double by = st.max == -INFINITY ? 0 : exp(st.max - top);
+    if (f.late.on && f.late.first) { /* it was met before them, or is added now */
+        st.sum_var += u.z.unit2 * st.sum * st.sum;
+        return;
+    }
     if (f.p_normalised) { /* the keys' P counts the sink already; the sum, and so LSE, does not */
         st.sum *= by;
         st.lost *= by;
@@ -556,6 +614,12 @@ static __device__ __forceinline__ void addSink(const forward_end &f, const dkv_t
     st.sum += y;
     st.score_var += y * y * v;
     st.sum_var += u.z.unit2 * st.sum * st.sum;
+}
+
+/* How far a kernel's maximum may be from the row's (ref/twin_max.c). */
+static __device__ __forceinline__ double unknownMax(const forward_end &f, int64_t i) {
+    if (!(f.late.slack > 0)) return 0;
+    return f.p_normalised || f.late.doubt[i] > 0 || (f.sink && !f.late.first) ? f.late.slack : 0;
 }
 
 /* A warp a row: the sink, LSE = max + log(sum), O. */
@@ -581,11 +645,11 @@ __global__ void finish_forward_twin_kernel(forward_end f, __grid_constant__ cons
     /* Whatever P is taken against, the row sum itself is taken against the largest score. */
     const double l = st.sum, lse = st.max + log(l), top = f.p_normalised ? f.top.s[i] : st.max, g = lse - top,
                  h = dkv_spacingAt(u.ulp_lse, fabs(lse));
-    const double v = dkv_spacingAt(u.ulp_lse, fabs(g)),
+    const double unknown = unknownMax(f, i), v = dkv_spacingAt(u.ulp_lse, fabs(g) + unknown),
                  rel = (st.score_var + st.sum_var + st.lost * st.lost) / (l * l);
     const double fine = fmin(dkv_spacingAt(u.ulp_lse, fabs(top)), v); /* both are multiples of it */
     double last = fine < h ? (h * h + 2 * fine * fine) / 12 : 0;
-    if (last > g * g) last = g * g;
+    if (last > g * g && !(unknown > 0)) last = g * g;
     const double keys = f.sink ? l - exp((double)f.sink[i % f.g] - st.max) : l, most = exp(f.top.s[i] - st.max);
     common = keys > most ? common * (keys * keys - most * most) / (l * l) : 0;
     const double sums = rel + common + u.z.log2 / u.z.lse2 * v * v / 12;
@@ -652,8 +716,13 @@ int dkv_twinForwardBlock(dkv_device_oracle *o, dkv_scene *s, const float *) {
         DKV_TRY(fillLse(o, s));
         start_twin_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(s->m, o->r, x->top);
     }
+    const float *sinks = o->in.sink ? o->in.sink + s->kvh * o->g : NULL;
+    if (x->late.on) start_late_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(s->m, o->g, sinks, o->r, x->late);
     DKV_TRY_CUDA(cudaGetLastError());
     if (x->table) DKV_TRY(fillTable(o, s));
+    if (x->late.on && x->late.first)
+        start_sum_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(s->m, o->g, sinks, x->u.z, o->r);
+    DKV_TRY_CUDA(cudaGetLastError());
     while (dkv_nextArea(o, s, &range, &t)) {
         DKV_TRY(forwardTile(o, s, &t));
         DKV_TRY(dkv_oracleTick(o, &t));
@@ -672,7 +741,7 @@ int dkv_twinForwardBlock(dkv_device_oracle *o, dkv_scene *s, const float *) {
                      p->dtype,
                      o->a.p_normalised,
                      o->a.out_format == DUALKV_FP32,
-                     o->in.sink ? o->in.sink + s->kvh * o->g : NULL,
+                     sinks,
                      o->q + at * p->dqk,
                      o->k,
                      o->v,
@@ -685,7 +754,8 @@ int dkv_twinForwardBlock(dkv_device_oracle *o, dkv_scene *s, const float *) {
                      o->out[DKV_PART_TWIN][DKV_LSE],
                      o->out[DKV_PART_SIGMA2][DKV_LSE],
                      x->top,
-                     x->row_class + at};
+                     x->row_class + at,
+                     x->late};
     finish_forward_twin_kernel<<<dkv_blocksFor((int64_t)s->m * 32, 128), 128, 0, o->stream>>>(
         f, x->u, o->r, dkv_twinRowSums(o, false));
     DKV_TRY_CUDA(cudaGetLastError());

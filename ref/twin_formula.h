@@ -423,6 +423,9 @@ DKV_INLINE dkv_spacing dkv_sumSpacing(dkv_spacing ulp, double old, int sink_firs
     return ulp;
 }
 
+/* In place of the variance of a maximum: it is the sink's, no key's. */
+#define DKV_SINKS_OWN (-1.0)
+
 /* The maximum in use after a tile (or a sink) whose largest score is x. */
 DKV_INLINE double dkv_raisedMax(double max, double x, double slack) {
     return x > max && (max == -INFINITY || x - max > slack) ? x : max;
@@ -439,6 +442,10 @@ DKV_INLINE int dkv_raiseDoubtful(double max, double x, double slack, double max_
 /* What rounding P leaves where the maximum it was taken against is not known: the twin's rounding and the kernel's, whose
  * spacing may be twice as large, h^2/12 + (2h)^2/12. */
 #define DKV_DOUBT_VAR (5.0 / 12)
+DKV_INLINE double dkv_doubtVar(dkv_spacing ulp, double p, double slack) {
+    const double more = exp(slack), h = dkv_spacingAt(ulp, p / more) * more; /* the higher maximum: nearer to underflow */
+    return p > 0 ? DKV_DOUBT_VAR * h * h : 0;
+}
 
 /* P of the forward pass, in units of its key tile's reference (s - ref = x): its variance. exp(0) is 1. */
 DKV_INLINE double dkv_formulaWeightVar(const dkv_noise *z, double p, double x, double vs) {

@@ -37,7 +37,6 @@ typedef struct dkv_topKey {
 
 /* A row's maximum where it is not the largest score so far (twin_max.c): the variance of the score that it is; whether a
  * kernel's may be another. */
-#define DKV_SINKS_OWN (-1.0) /* in place of a variance: it is no key's */
 typedef struct dkv_lateMax {
     double vs;
     bool doubt;

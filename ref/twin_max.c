@@ -66,11 +66,8 @@ void dkv_twinRunTable(dkv_twin *t, int64_t i, int64_t n) {
 }
 
 void dkv_twinDoubt(const dkv_twin *t, int64_t n, const double *exact, double fade, float *w) {
-    const double more = exp(t->a->max_slack), over = DKV_DOUBT_VAR * fade * fade / t->u.z.unit2;
-    for (int64_t j = 0; j < n; j++) { /* the maximum may be higher, and P nearer to underflow */
-        const double h = dkv_spacingAt(t->u.ulp_p, exact[j] / more) * more;
-        if (exact[j] > 0) w[j] += (float)(h * h * over);
-    }
+    const double over = fade * fade / t->u.z.unit2;
+    for (int64_t j = 0; j < n; j++) w[j] += (float)(dkv_doubtVar(t->u.ulp_p, exact[j], t->a->max_slack) * over);
 }
 
 double dkv_twinLateSumVar(const dkv_twin *t, int64_t i) {

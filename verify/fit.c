@@ -249,11 +249,25 @@ static int listSums(const candidate *from, candidate *out) {
     return 2;
 }
 
-/* The same with P normalised first, or by key tiles of each size and order. */
-static int listTiles(const candidate *from, candidate *out) {
+#define TILES "shape=300+2x9 grad=off seed=42"
+#define LN2   0.69314718055994531
+#define LAZY  8 /* as in FlashAttention-4: scores of TILES differ by less */
+
+/* Doublings that a maximum may wait for; the last are as well never, in 16 bits of exponent. */
+static const int slacks[] = {LAZY, 4, 5, 6, 7, 10, 12, 15};
+enum { N_SLACKS = sizeof slacks / sizeof slacks[0] };
+
+static void setSlack(candidate *x, int doublings) {
+    const size_t had = strlen(x->words);
+    x->a.max_slack = doublings * LN2;
+    snprintf(x->words + had, sizeof x->words - had, ", maximum raised lazily by 2^%d", doublings);
+}
+
+/* The same with P normalised first, or by key tiles of each size and order; these alone where the maximum is raised late. */
+static int listTiles(const candidate *from, bool late, candidate *out) {
     int n = 0;
     if (from->a.s_format != DUALKV_EXACT || dkv_unitRoundoff(from->a.p_format) <= from->a.unit) return 0;
-    for (int i = 0; i < N_TILES; i++)
+    for (int i = late; i < N_TILES; i++)
         for (int down = 0; down < (i ? 2 : 1); down++) {
             const int size = tile_sizes[i];
             candidate *x = &out[n++];
@@ -266,8 +280,29 @@ static int listTiles(const candidate *from, candidate *out) {
                          down ? ", last tile first" : "");
             else
                 snprintf(x->words, sizeof x->words, "normalised%s", strncmp(from->words, "flash", 5) ? "" : from->words + 5);
+            if (late) setSlack(x, LAZY);
         }
     return n;
+}
+
+/* The same, with maxima that wait for more or less. */
+static int listSlacks(const candidate *from, candidate *out) {
+    char *last;
+    for (int i = 0; i < N_SLACKS; i++) {
+        out[i] = *from;
+        if ((last = strstr(out[i].words, ", maximum"))) *last = 0;
+        setSlack(&out[i], slacks[i]);
+    }
+    return N_SLACKS;
+}
+
+/* The same, with the sink last and first. */
+static int listSinks(const candidate *from, candidate *out) {
+    out[0] = out[1] = *from;
+    const size_t had = strlen(out[1].words);
+    out[1].a.sink_first = 1;
+    snprintf(out[1].words + had, sizeof out[1].words - had, ", sink first");
+    return 2;
 }
 
 static void accept(const probe *p, dkv_fit *out) {
@@ -277,12 +312,41 @@ static void accept(const probe *p, dkv_fit *out) {
     memcpy(out->words, p->best.words, sizeof out->words);
 }
 
+/* O by key tiles; where none explains it, by those of a maximum that is raised late, and how late, which larger scores tell;
+ * then, where a kernel takes sinks, whether they are in the maximum from the start. `from`: all else. */
+static int fitTiles(dkv_worker *w, dualkv_dtype type, const char *data_dir, const candidate *from, int *size, dkv_fit *out,
+                    dkv_err *err) {
+    candidate *all = malloc(sizeof *all * CANDIDATES);
+    probe tiles = {.all = all}, late = {.all = all}, slack = {.all = all}, sinks = {.all = all};
+    int rc = all ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory for key tiles"), other = *size;
+    if (rc) return rc;
+    tiles.n = listTiles(from, false, all);
+    if (tiles.n) rc = runProbe(w, TILES, type, data_dir, size, &tiles, err);
+    if (!rc && tiles.n && !tiles.found && *size < N_SIZES) {
+        late.n = listTiles(from, true, all);
+        rc = runProbe(w, TILES, type, data_dir, size, &late, err);
+        slack.n = listSlacks(&late.best, all);
+        if (!rc) rc = runProbe(w, TILES " scale=0.5", type, data_dir, &other, &slack, err);
+        tiles = slack.found ? slack : late; /* a kernel may not take another scale */
+    }
+    if (rc || !tiles.found) goto done;
+    accept(&tiles, out);
+    if (tiles.best.a.p_normalised) goto done;
+    sinks.n = listSinks(&tiles.best, all);
+    other = *size;
+    rc = runProbe(w, TILES " sinklogit=4", type, data_dir, &other, &sinks, err);
+    if (!rc && sinks.found && sinks.best.a.sink_first) accept(&sinks, out);
+done:
+    free(all);
+    return rc;
+}
+
 /* Formats from gradients and LSE; the accumulation from LSE of large scores; the key tile from O: a kernel whose O no
  * tile explains has none. */
 static int fitType(dkv_worker *w, dualkv_dtype type, const char *data_dir, dkv_fit *out, bool *declared, dkv_err *err) {
     int size = 0;
     candidate *all = malloc(sizeof *all * CANDIDATES);
-    probe p = {.all = all, .of_queries = true}, partials = {.all = all}, scaled = {.all = all}, sums = {.all = all}, tiles = {.all = all};
+    probe p = {.all = all, .of_queries = true}, partials = {.all = all}, scaled = {.all = all}, sums = {.all = all};
     const char *shape = "shape=70+2x40,20 seed=41";
     if (!all) return dkv_fail(err, DKV_EHARNESS, "out of memory for profiles");
     p.n = listFormats(type, all);
@@ -319,9 +383,7 @@ static int fitType(dkv_worker *w, dualkv_dtype type, const char *data_dir, dkv_f
     }
     if (rc || !p.found) goto done;
     accept(&p, out);
-    tiles.n = listTiles(&p.best, all);
-    if (tiles.n) rc = runProbe(w, "shape=300+2x9 grad=off seed=42", type, data_dir, &size, &tiles, err);
-    if (!rc && tiles.found) accept(&tiles, out);
+    rc = fitTiles(w, type, data_dir, &p.best, &size, out, err);
 done:
     free(all);
     return rc;

@@ -1,6 +1,7 @@
 /* fit.h: the arithmetic of kernels that declare none (--arithmetic). `auto`: before a run, a few problems of known
- * lines are run through the kernel, and of all combinations of named profile, accumulation, key tile and order
- * the one under which its residuals are likeliest is named; the run's cases are then judged by it, and those
+ * lines are run through the kernel, and of all combinations of named profile, accumulation, key tile and order, and
+ * of how late the maximum is raised and whether a sink is in it from the start, the one under which its residuals are
+ * likeliest is named; the run's cases are then judged by it, and those
  * that it does not explain as ever (case.c). A profile's name: the kernel is held to that. What a kernel
  * declares is never touched. */
 #ifndef DKV_FIT_H
@@ -11,7 +12,7 @@
 
 #include "kernel.h"
 
-#define DKV_FIT_WORDS 96
+#define DKV_FIT_WORDS 128
 
 typedef struct dkv_fit { /* for one dtype */
     bool known;

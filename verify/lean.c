@@ -258,7 +258,7 @@ static bool fitLines(search *f) {
 /* ---- what arithmetic may do ---- */
 
 static const int32_t tiles[] = {16, 64, 256, 32, 48, 96, 128};
-enum { N_TILES = sizeof tiles / sizeof tiles[0], EACH = 1 + 2 * N_TILES, FEW = N_TILES };
+enum { N_TILES = sizeof tiles / sizeof tiles[0], LATE = 1 + 2 * N_TILES, N_LATE = 4, EACH = LATE + N_LATE, FEW = N_TILES };
 
 /* Is one arithmetic known: declared, or named by the user? */
 static bool isHeld(const search *f) {
@@ -278,6 +278,14 @@ static bool listPossible(const search *f, int i, dualkv_arithmetic *out) {
         return false;
     }
     if (tile < 0) return true;
+    if (i % EACH >= LATE) { /* the maximum raised late, the sink in it, both; of two key tiles */
+        const int kind = i % EACH - LATE;
+        out->key_tile = kind == 3 ? 128 : 64;
+        out->key_order = 0;
+        out->max_slack = kind ? 8 * 0.69314718055994531 : 0;
+        out->sink_first = kind < 2;
+        return true;
+    }
     out->key_tile = tiles[tile / 2];
     out->key_order = tile % 2;
     return true;
@@ -292,6 +300,7 @@ static news whatIsNew(const search *f, int i, const dualkv_arithmetic *a) {
     const bool by_tiles = !a->p_normalised && a->s_format == DUALKV_EXACT && dkv_unitRoundoff(a->p_format) > a->unit;
     if (running && f->c->kernel.d.memory != DUALKV_HOST && !own) return NOTHING; /* known of CPUs alone */
     if (!tiled) return by_tiles && (own || a->delta_exact) ? NOTHING : EVERYTHING; /* own: its other twins vouch */
+    if (i % EACH >= LATE && (f->c->kernel.d.arithmetic.declared || (a->sink_first && !f->c->p->sink))) return NOTHING;
     if (!by_tiles || (!own && (running || (!a->delta_exact && a->partial_format != DUALKV_EXACT)))) return NOTHING;
     if (!a->delta_exact) return FORWARD;
     return own || i % EACH % FEW == 1 ? EVERYTHING : NOTHING;
