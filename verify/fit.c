@@ -334,7 +334,7 @@ static int fitTiles(dkv_worker *w, dualkv_dtype type, const char *data_dir, cons
     if (tiles.best.a.p_normalised) goto done;
     sinks.n = listSinks(&tiles.best, all);
     other = *size;
-    rc = runProbe(w, TILES " sinklogit=4", type, data_dir, &other, &sinks, err);
+    rc = runProbe(w, "shape=120+2x9 grad=off sinklogit=4 seed=45", type, data_dir, &other, &sinks, err);
     if (!rc && sinks.found && sinks.best.a.sink_first) accept(&sinks, out);
 done:
     free(all);
