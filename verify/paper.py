@@ -5,7 +5,7 @@
 
 Each case is one `PROGRAM check LINE --kernel SPEC --arithmetic NAME --oracle cuda`. OUT/paper.jsonl gets its record as it
 ends, OUT/paper.txt what it said. Pairs of kernel and line that a record there, or in a --done FILE, has judged are left
-out, so that an interrupted campaign goes on; a case that ended for want of memory is tried once more, when nothing runs
+out, so that an interrupted campaign goes on (a killed one, too; one at a time in OUT); a case that ended for want of memory is tried once more, when nothing runs
 beside it. SIGTERM, SIGINT and the time's end keep what is there. A table comes last, and what is left.
 
 A case starts where it is expected to end in time (--seconds; the first ones always), where the host has the memory that
@@ -22,6 +22,7 @@ Exit: 0 all pairs judged, 1 one of them with a defect, 2 a wrong table, file or 
 """
 
 import argparse
+import fcntl
 import json
 import os
 import re
@@ -62,12 +63,13 @@ class Job:
     def count(self):
         """From the line alone; another than P+NxR of one group, or none of heads and dim, is a mistake."""
         words = dict(w.split("=", 1) for w in self.line.split() if "=" in w)
-        shape = re.fullmatch(r"(\d+)\+(\d+)x(\d+)", words.get("shape", ""))
-        heads = re.fullmatch(r"(\d+):(\d+)", words.get("heads", "1:1"))
-        if not shape or not heads or not words.get("dim", "64").isdigit():
+        shape = re.fullmatch(r"([0-9]{1,12})\+([0-9]{1,12})x([0-9]{1,12})", words.get("shape", ""))
+        heads = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", words.get("heads", "1:1"))
+        dim = re.fullmatch(r"[0-9]{1,3}", words.get("dim", "64"))
+        if not shape or not heads or not dim:
             raise Wrong(f"'{self.line[:80]}': shape=P+NxR, heads=Q:KV and dim=D are right")
         p, n, r = map(int, shape.groups())
-        hq, hkv, d = int(heads[1]), int(heads[2]), int(words.get("dim", 64))
+        hq, hkv, d = int(heads[1]), int(heads[2]), int(dim[0])
         packed, replicated = p + n * r, self.layout == "replicated"
         rows = p + n * (p + r) if replicated else packed
         outputs = 8 * packed * (2 * hq * d + 2 * hkv * d + hq)
@@ -131,7 +133,7 @@ def judged(files):
     out = set()
     for path in files:
         for _, r in read_records(path):
-            if r.get("status") in JUDGED:
+            if str(r.get("status")) in JUDGED:
                 given = re.match(r"dualkv check '([^']*)'", str(r.get("command")))
                 out.update((r["kernel"].rsplit("/", 1)[-1], line) for line in (r["line"], given[1] if given else r["line"]))
     return out
@@ -141,15 +143,47 @@ def number(x):
     return x if isinstance(x, (int, float)) else float("nan")
 
 
+def objects(x):
+    """Items of a JSON object that are objects, too."""
+    return [(k, v) for k, v in x.items() if isinstance(v, dict)] if isinstance(x, dict) else []
+
+
 def row_of(name, r):
     """A record in one line: largest err/bound and rms of the residual to the twin by tensor, seconds by phase."""
-    tensors = r.get("tensors") if isinstance(r.get("tensors"), dict) else {}
     ratios = " ".join(f"{k} {number(v.get('max_bound_ratio')):.2f}" + (f"/{number(v['twin_rms']):.2f}" if "twin_rms" in v else "")
-                      for k, v in tensors.items())
-    phases = " ".join(f"{k[:3]} {v:.0f}" for k, v in (r.get("phases") or {}).items() if number(v) >= 0.5)
-    row = (f"{name.removeprefix('torch_'):15.15} {r['line'][6:19]:13} {'al' if 'aligned' in r['line'] else '  '} {r.get('status', '-'):8} "
+                      for k, v in objects(r.get("tensors")))
+    timed = r.get("phases") if isinstance(r.get("phases"), dict) else {}
+    phases = " ".join(f"{k[:3]} {v:.0f}" for k, v in timed.items() if number(v) >= 0.5)
+    row = (f"{name.removeprefix('torch_'):15.15} {r['line'][6:19]:13} {'al' if 'aligned' in r['line'] else '  '} {str(r.get('status')):8} "
            f"{number(r.get('seconds')):4.0f} s, gpu {number(r.get('oracle_device_seconds', 0)):4.1f}; {ratios} | {phases}")
     return row + ("" if r.get("status") == "PASSED" else " | " + str(r.get("why"))[:160])
+
+
+def append(path):
+    """Goes on after the last whole row: one that was cut stays a row of its own."""
+    f = open(path, "ab+")
+    if f.tell() and os.pread(f.fileno(), 1, f.tell() - 1) != b"\n":
+        f.write(b"\n")
+    f.close()
+    return open(path, "a", buffering=1, encoding="utf-8", errors="replace")
+
+
+def take(out):
+    """The folder, for this campaign alone while it runs. What one that was killed left of its last cases is gathered."""
+    out.mkdir(parents=True, exist_ok=True)
+    lock = open(out / "lock", "a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Wrong(f"{out}: another campaign is running there") from None
+    left = sorted(out.glob("run-*.jsonl"))
+    rows = [row for path in left for row, _ in read_records(path)]
+    if rows:
+        with append(out / "paper.jsonl") as f:
+            f.writelines(row + "\n" for row in rows)
+    for path in left + list(out.glob("run-*.txt")):
+        path.unlink(missing_ok=True)
+    return lock
 
 
 class Campaign:
@@ -160,8 +194,7 @@ class Campaign:
         self.start, self.defects, self.ending, self.serial = time.monotonic(), 0, False, 0
         self.gpus = count_gpus()
         self.host = options.host if options.host else free_memory()
-        self.records = open(options.out / "paper.jsonl", "a", buffering=1)
-        self.words = open(options.out / "paper.txt", "a", buffering=1)
+        self.records, self.words = append(options.out / "paper.jsonl"), append(options.out / "paper.txt")
 
     def now(self):
         return time.monotonic() - self.start
@@ -206,9 +239,9 @@ class Campaign:
         for row, x in records:
             self.records.write(row + "\n")
             self.keep(row_of(job.name, x))
-            self.defects += x.get("status") in JUDGED - {"PASSED", "INCONCLUSIVE", "UNSUPPORTED"}
+            self.defects += str(x.get("status")) in JUDGED - {"PASSED", "INCONCLUSIVE", "UNSUPPORTED"}
         last = records[-1][1] if records else {}
-        if last.get("status") in JUDGED:
+        if str(last.get("status")) in JUDGED:
             return
         if not records:
             ended = words.strip().splitlines()[-1:] or [""]
@@ -235,12 +268,16 @@ class Campaign:
             if not self.running and not any(self.fits(j, 0) for j in self.queue if j.tries < 2):
                 break
             time.sleep(0.2)
+        self.kill()
+        for r in self.running:
+            self.collect(r, True)
+        return self.tell()
+
+    def kill(self):
         for r in self.running:
             r["process"].kill()
         for r in self.running:
             r["process"].wait()
-            self.collect(r, True)
-        return self.tell()
 
     def tell(self):
         print("\n" + "\n".join(self.rows))
@@ -285,7 +322,7 @@ def main():
         if not os.access(options.program, os.X_OK):
             raise Wrong(f"{options.program}: no program")
         options.program = os.path.abspath(options.program)
-        options.out.mkdir(parents=True, exist_ok=True)
+        lock = take(options.out)
         own = options.out / "paper.jsonl"
         known = judged(options.done + ([own] if own.exists() else []))
         jobs = [j for j in (read_table(options.table) if options.table else standard_jobs()) if j.key() not in known]
@@ -299,7 +336,13 @@ def main():
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    return campaign.run()
+    with lock:
+        try:
+            return campaign.run()
+        except OSError as e:  # a full disk: nothing more can be kept
+            campaign.kill()
+            print(f"paper.py: {e}", file=sys.stderr)
+            return 3
 
 
 if __name__ == "__main__":

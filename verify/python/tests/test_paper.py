@@ -126,12 +126,59 @@ class Paper(unittest.TestCase):
             self.assertEqual([r["kernel"] for r in self.records()], [r[0] for r in rows if r is a])
             self.assertEqual(list((self.at / "out").glob("run-*")), [])
 
+    def test_what_a_killed_one_left_is_taken(self):
+        rows = [(k, "-", "packed", LINE) for k in "abc"]
+        program = self.fake(a="PASSED", b="none", c="PASSED")
+        out = self.at / "out"
+        out.mkdir()
+        (out / "paper.jsonl").write_text('{"line": "cut')
+        whole = json.dumps({"line": LINE, "kernel": "c", "status": "PASSED"})
+        (out / "run-0.jsonl").write_text(whole + '\n{"line": "cut')
+        done = self.run_it(rows, program=program)
+        self.assertEqual(done.returncode, 3, done.stdout + done.stderr)  # b has no record: c's is not its
+        self.assertIn(f"left: b {LINE}\n1 left", done.stdout)
+        self.assertFalse((self.at / "seen-c").exists())
+        self.run_it(rows, program=program)
+        self.assertEqual([len(self.beside(k)) for k in "ab"], [1, 2])
+        self.assertEqual([json.loads(x)["kernel"] for x in (out / "paper.jsonl").read_text().splitlines()[1:]], ["c", "a"])
+
+    def test_one_at_a_time(self):
+        program = self.fake(a="hang", b="PASSED")
+        p = subprocess.Popen(self.command([("a", "-", "packed", LINE)], program=program), stdout=subprocess.DEVNULL)
+        while not (self.at / "here-a").exists():
+            time.sleep(0.1)
+        done = self.run_it([("b", "-", "packed", LINE)], program=program)
+        p.terminate()
+        p.wait(timeout=50)
+        self.assertEqual((done.returncode, len(done.stderr.splitlines())), (2, 1), done.stderr)
+        self.assertIn("another campaign is running there", done.stderr)
+        self.assertEqual(self.run_it([("b", "-", "packed", LINE)], program=program).returncode, 0)
+
+    def test_records_of_wrong_types(self):
+        program = self.fake(a="PASSED")
+        words = {"line": LINE, "kernel": "a", "status": ["PASSED"], "tensors": {"O": 3, "dV": {"twin_rms": []}}, "phases": [1]}
+        (self.at / "before").write_text(json.dumps(words) + "\n")
+        program.write_text(program.read_text().replace("print(why)\n", f"open(path, 'a').write({json.dumps(words)!r})\nprint(why)\n"))
+        done = self.run_it([("a", "-", "packed", LINE)], "--done", str(self.at / "before"), program=program)
+        self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
+        self.assertIn("dV nan/nan", done.stdout)
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "needs /dev/full")
+    def test_a_full_disk_is_no_defect(self):
+        (self.at / "out").mkdir()
+        os.symlink("/dev/full", self.at / "out/paper.txt")
+        done = self.run_it([("a", "-", "packed", LINE)], program=self.fake(a="PASSED"))
+        self.assertEqual((done.returncode, len(done.stderr.splitlines())), (3, 1), done.stderr)
+        self.assertIn("No space left", done.stderr)
+
     def test_mistakes_are_one_line(self):
         good = ("emu", "-", "packed", LINE)
         for rows, options, says in (
                 ([("emu", "-", LINE)], [], "table:2: SPEC"), ([("emu", "-", "dense", LINE)], [], "table:2: SPEC"), ([], [], "no row"),
                 ([good, ("emu", "-", "packed", "shape=64/32 dim=8")], [], "table:3: 'shape=64/32 dim=8': shape=P+NxR"),
                 ([("emu", "-", "packed", "shape=1+1x1 heads=x")], [], "table:2:"),
+                ([("emu", "-", "packed", "shape=1+1x1 dim=\u00b2")], [], "table:2:"),
+                ([("emu", "-", "packed", f"shape=1+1x{'9' * 400}")], [], "table:2:"),
                 ([good], ["--done", "/nowhere/x"], "/nowhere/x: No such file")):
             done = self.run_it(rows, *options)
             self.assertEqual((done.returncode, len(done.stderr.splitlines())), (2, 1), done.stderr)
