@@ -38,10 +38,16 @@ dualkv.save("x", o=loaded["q"] + dualkv.inputs("shape=3").q)
 
 @unittest.skipUnless(importlib.util.find_spec("mypy"), "needs mypy")
 class Types(unittest.TestCase):
+    cache: "tempfile.TemporaryDirectory[str]"
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.cache = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.cache.cleanup)
+
     def mypy(self, *words: str) -> "tuple[int, str]":
-        with tempfile.TemporaryDirectory() as cache:
-            done = subprocess.run([sys.executable, "-m", "mypy", "--cache-dir", cache, *words], capture_output=True, text=True,
-                                  env={**os.environ, "MYPYPATH": str(PACKAGE.parent)}, cwd=cache, timeout=300)
+        done = subprocess.run([sys.executable, "-m", "mypy", "--cache-dir", self.cache.name, *words], capture_output=True, text=True,
+                              env={**os.environ, "MYPYPATH": str(PACKAGE.parent)}, cwd=self.cache.name, timeout=300)
         return done.returncode, done.stdout + done.stderr
 
     def test_the_package(self) -> None:
