@@ -9,6 +9,7 @@
  * ulp^2/12), standard error from rows. Where all rows have the same scores they err alike: sigma, but for the
  * output's rounding, is allowed as well. */
 #include "append.h"
+#include "coherent.h"
 #include "judge.h"
 
 #include <inttypes.h>
@@ -279,14 +280,28 @@ static sums countRows(const row_stat *rows, int64_t n, int region) {
     return s;
 }
 
+/* How many independent vectors a part's keys are. In 16 bit each has its own rounding, which is most of its noise. */
+static double independentOf(const twin_loop *w, int64_t n, int region, double gain) {
+    const dkv_residuals r = {w->got, w->twin, w->sigma2, w->s->d, gain};
+    dkv_coherence sum = {0};
+    if (w->format != DUALKV_FP32 || !w->s->keys) return INFINITY;
+    for (int64_t i = 0; i < n; i++)
+        if (w->used[i] && (region < 0 || w->rows[i].region == region))
+            dkv_addResidual(&r, w->rows[i].at, 1.0 / w->rows[i].equal, &sum);
+    return dkv_independentVectors(&sum);
+}
+
 static double clipFor(double dof) {
     double c = dof / 8;
     return c < CLIP_MIN ? CLIP_MIN : c > CLIP_MAX ? CLIP_MAX : c;
 }
 
 /* Statistics and limits of one part from its measured rows (used: those that tell anything). */
-static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int region, double dof_max,
-                      double clip, double mean_clean, double gain_clean, double level, dkv_part *out) {
+static void judgePart(const twin_loop *w, int64_t n, int region, double dof_max, double mean_clean, double gain_clean,
+                      double level, dkv_part *out) {
+    const row_stat *rows = w->rows;
+    const uint8_t *used = w->used;
+    const double clip = w->clip;
     double count = 0, square = 0, square2 = 0, mean = 0, mean2 = 0, off = 0, off2 = 0, slope = 0, weight = 0,
            error = 0, lean = 0, noise = 0, squares = 0, most = 1;
     for (int64_t i = 0; i < n; i++) {
@@ -306,9 +321,9 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
     }
     out->rms_limit = out->mean_limit = out->gain_limit = INFINITY;
     if (count == 0) return;
-    double eff = count * count / squares, bits = log(TESTS / level), top = sqrt(clip), v, few = count / most;
-    eff = eff < dof_max ? eff : dof_max;
-    few = few < eff ? few : eff;
+    out->gain = weight > 0 ? slope / weight : 0;
+    const double own_n = independentOf(w, n, region, out->gain), all = count * count / squares;
+    double eff = fmin(all, fmin(own_n, dof_max)), bits = log(TESTS / level), top = sqrt(clip), v, few = fmin(count / most, eff);
     square /= count;
     /* Where all rows round the same way the residual has a mean, and where the rounding is not foreseen its
      * distance from the rounded twin has one: a bias has both. */
@@ -317,7 +332,6 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
     out->dof = eff;
     out->rms_z = sqrt(square);
     out->mean_z = mean;
-    out->gain = weight > 0 ? slope / weight : 0;
     for (int64_t i = 0; i < n; i++) {
         if (!used[i] || (region >= 0 && rows[i].region != region)) continue;
         double e = rows[i].slope - out->gain * rows[i].weight, own = rows[i].weight * rows[i].equal / weight;
@@ -325,6 +339,7 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
             e * e * rows[i].equal / ((1 - own) * (1 - own)); /* a row that the slope leans on fits itself */
         lean += rows[i].weight * rows[i].weight * rows[i].equal;
     }
+    error *= own_n < all ? all / own_n : 1;
     v = square2 / count - square * square;
     out->rms_dof = square > 0 && v > 2 * square * square ? 2 * square * square / v * eff : eff;
     v = v > 2 ? v : 2;
@@ -340,10 +355,9 @@ static void judgePart(const row_stat *rows, const uint8_t *used, int64_t n, int 
 }
 
 typedef struct part_loop {
-    const row_stat *rows;
-    const uint8_t *used;
+    const twin_loop *w;
     int64_t n;
-    double dof, clip, mean, clean, level;
+    double dof, mean, clean, level;
     dkv_part *part[PARTS];
 } part_loop;
 
@@ -352,7 +366,7 @@ static void judgeParts(int64_t first, int64_t end, int span, void *arg) {
     const part_loop *w = arg;
     (void)span;
     for (int64_t k = first; k < end; k++)
-        judgePart(w->rows, w->used, w->n, (int)k - 1, w->dof, w->clip, w->mean, w->clean, w->level, w->part[k]);
+        judgePart(w->w, w->n, (int)k - 1, w->dof, w->mean, w->clean, w->level, w->part[k]);
 }
 
 static bool exceeds(const dkv_part *p) { return p->rms_z > p->rms_limit; }
@@ -394,7 +408,7 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
         double most = all.n * (double)s->d / SHARED;
         dof = dof < most ? dof : most;
     }
-    double clip = w.clip = clipFor(all.eff < dof ? all.eff : dof);
+    w.clip = clipFor(all.eff < dof ? all.eff : dof);
     dkv_eachSpan(n, (double)n * (double)s->d, measureSpan, &w);
     for (int64_t i = 0; i < n; i++) used_n += used[i];
     double clean = GAIN * dkv_unitRoundoff(format) + 4 * a->unit;
@@ -403,7 +417,7 @@ static int judgeTwin(const dkv_layout *l, const dualkv_arithmetic *a, const dkv_
     j->twin = used_n > 0;
     /* fp32: all noise is arithmetic, and where all rows have the same scores they err alike. */
     double mean = format == DUALKV_FP32 ? SIGMA : MEAN;
-    part_loop parts = {stat, used, n, dof, clip, mean, clean, level, {&j->all, &j->region[0], &j->region[1]}};
+    part_loop parts = {&w, n, dof, mean, clean, level, {&j->all, &j->region[0], &j->region[1]}};
     dkv_eachSpan(PARTS, (double)n * 64, judgeParts, &parts);
     j->imprecise = exceeds(&j->all) || exceeds(&j->region[0]) || exceeds(&j->region[1]);
     j->biased = leans(&j->all) || leans(&j->region[0]) || leans(&j->region[1]);

@@ -264,14 +264,55 @@ static void test_fills(void **state) {
         }
 }
 
+/* dK of the keys, 4 elements of it: twin = a u, got = twin + gain a u + size b v. */
+static void setKeys(trial *t, uint64_t *x, bool one_profile, double gain, double size) {
+    double u[4], v[4];
+    for (int c = 0; c < 4; c++) u[c] = normal(x), v[c] = normal(x);
+    for (int64_t j = 0; j < 300 * 2; j++) {
+        const double a = one_profile ? 0.5 + uniform(x) : normal(x), b = one_profile ? a : normal(x);
+        for (int64_t c = 0, at = j * 16; c < 16; c++, at++) {
+            t->o.twin.dk[at] = t->o.truth.dk[at] = c < 4 ? a * u[c] : 0;
+            t->o.sigma2.dk[at] = c < 4 ? size * size * (one_profile ? a * a : u[c] * u[c]) : 0;
+            t->got.dk[at] = c < 4 ? a * u[c] * (1 + gain) + size * b * (one_profile ? v[c] : u[c]) : 0;
+            t->o.bound.dk[at] = 100;
+        }
+    }
+}
+
+/* Keys that all rows see with the same weights are multiples of one sum, and so are their errors: 600 of them are one vector
+ * of 4, whatever that shows. Keys of one query row, multiples of it, have errors of their own, and show a gain as before. */
+static void test_profiles(void **state) {
+    (void)state;
+    trial t;
+    uint64_t x = 5;
+    double limit = 0;
+    makeUp(&t, 1);
+    for (int seed = 0; seed < 200; seed++) {
+        setKeys(&t, &x, true, 0, 1);
+        const dkv_judgement j = judge(&t, DKV_DK);
+        if (j.imprecise || j.biased) fail_msg("seed %d: %s", seed, explain(&t, DKV_DK, &j));
+    }
+    for (int seed = 0; seed < 20; seed++) {
+        setKeys(&t, &x, false, 3e-3, 1e-3);
+        const dkv_judgement j = judge(&t, DKV_DK);
+        assert_true(j.biased && j.all.gain > 2e-3);
+        limit += j.all.rms_limit / 20;
+    }
+    if (!(limit < 2.8)) fail_msg("limit %g", limit); /* 2.6 if all are taken for independent */
+    closeTrial(&t);
+}
+
 /* Errors that are not independent: one chain in all rows; equal addends; one rounding for all rows; flushed P; one capped
- * score in all rows. */
+ * score in all rows; one profile of P for all keys. */
 static void test_coherent(void **state) {
     (void)state;
     static const struct {
         const char *line, *kernel;
     } cases[] = {
         {"shape=187+1 heads=8:1 mask=block:32:0.05:53 alibi=on fill=needle seed=218 dlse=on", ""},
+        {"shape=248k+4x14 heads=2:1 dim=4 dtype=fp32 scale=0.05 softcap=1 alibi=on fill=constv seed=961", ""},
+        {"shape=248k+4x20 heads=1:1 dim=4 dtype=fp32 mask=full scale=0.01 fill=constv seed=34195", ""},
+        {"shape=248k+3x20 heads=1:1 dim=16 dtype=fp32 mask=prefix scale=0.01 softcap=1 fill=constv seed=365", ""},
         {"shape=61k+(7+3x8),4x0 heads=8:1 dim=24:40 dtype=fp16 softcap=0.5 fill=descending seed=313 dlse=on", ""},
         {"shape=22+(6+239) heads=4:1 dim=1 mask=full scale=0.05 sinklogit=-1 fill=aligned seed=655", ""},
         {"shape=49k+3,5,3 heads=4:1 dim=2:11 dtype=fp32 fill=ownhot", "fault=E5"},
@@ -298,7 +339,7 @@ int main(void) {
         cmocka_unit_test(test_passes), cmocka_unit_test(test_finite),  cmocka_unit_test(test_words),
         cmocka_unit_test(test_noise),  cmocka_unit_test(test_bias),    cmocka_unit_test(test_exact),
         cmocka_unit_test(test_equal),  cmocka_unit_test(test_refuses), cmocka_unit_test(test_fills),
-        cmocka_unit_test(test_coherent),
+        cmocka_unit_test(test_coherent), cmocka_unit_test(test_profiles),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
