@@ -22,9 +22,11 @@ _compiled = torch.compile(flex_attention, dynamic=False)
 
 def _kernel_options(q, k):
     """For fewer than 128 rows PyTorch takes its decoding kernel, whose tile is all rows of all heads of a KV head: where
-    they are more than a block of the mask (128) it has none (PyTorch 2.11: NoValidChoicesError)."""
+    they are more than a block of the mask (128) it has none (PyTorch 2.11: NoValidChoicesError). In fp32 it takes minutes to
+    compile. The other kernel takes any number of rows."""
     rows, group = q.shape[2], q.shape[1] // k.shape[1]
-    return {"FORCE_USE_FLEX_ATTENTION": True} if rows < 128 < rows * group else None
+    other = rows < 128 and (rows * group > 128 or q.dtype == torch.float32)
+    return {"FORCE_USE_FLEX_ATTENTION": True} if other else None
 
 
 def _answer(result, return_lse):
@@ -44,7 +46,11 @@ def uncompiled(q, k, v, block_mask, score_mod=None, scale=None, enable_gqa=False
 
 
 def refuses(p):
-    return "a head dimension below 16" if min(p.dqk, p.dv) < 16 else None
+    if min(p.dqk, p.dv) < 16:
+        return "a head dimension below 16"
+    if p.dtype == "fp32" and 128 < p.dqk < 256:  # PyTorch 2.11, H200: 279808 bytes, and there are 232448
+        return "fp32 with a head dimension between 128 and 256: more shared memory than there is"
+    return None
 
 
 attention.refuses = refuses
