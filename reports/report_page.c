@@ -27,13 +27,6 @@ static void markWords(const dkv_wordcount *w, bool counts, FILE *f) {
     if (w->n > 6 || w->more) fputs("; and others", f);
 }
 
-/* A line of code in its own block: nothing in it is markup. */
-static void markCode(const char *s, FILE *f) {
-    fputs("\n      ", f);
-    for (; *s; s++) fputc((unsigned char)*s < 32 || *s == 127 ? '?' : *s, f);
-    fputs("\n", f);
-}
-
 static void markVerdict(const dkv_gather_kernel *k, FILE *f) {
     dkv_verdict v = dkv_sumUp(k);
     const dkv_gather_case *c = dkv_firstDefect(k);
@@ -85,7 +78,7 @@ static void markCase(const dkv_gather_case *c, FILE *f) {
     if (c->waived[0]) fputs(" Waived: ", f);
     dkv_markText(f, c->waived, 200);
     fputs("\n", f);
-    if (c->replay[0]) markCode(c->replay, f);
+    if (c->replay[0]) dkv_markCode(f, c->replay);
 }
 
 /* Defects first; what is left out is counted. */
@@ -162,7 +155,7 @@ static void markProvenance(const dkv_gather *g, const char *command, FILE *f) {
         fputs("\n", f);
     }
     fprintf(f, "- %.1f s of checking; seeds stand in the lines\n- this page:\n", g->seconds);
-    markCode(command, f);
+    dkv_markCode(f, command);
 }
 
 static int markBody(const dkv_gather *g, const char *command, FILE *f) {

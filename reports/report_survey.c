@@ -437,9 +437,8 @@ static void writeCase(const dkv_survey_case *c, FILE *f) {
     dkv_markText(f, commitOf(c), 60);
     fputs(")\n", f);
     if (!replay[0]) return;
-    fputs("\n      ", f);
-    for (; *replay; replay++) fputc((unsigned char)*replay < 32 || *replay == 127 ? '?' : *replay, f);
-    fputs("\n\n", f);
+    dkv_markCode(f, replay);
+    fputs("\n", f);
 }
 
 static void failedItems(const group *g, FILE *f) {

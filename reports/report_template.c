@@ -35,7 +35,9 @@ static FILE *openPacked(const char *path, pid_t *child) {
     if (pipe2(ends, O_CLOEXEC) != 0) return NULL;
     *child = fork();
     if (*child == 0) {
+        const int silent = open("/dev/null", O_WRONLY | O_CLOEXEC); /* what fails is said here, in one line */
         dup2(ends[1], STDOUT_FILENO);
+        if (silent >= 0) dup2(silent, STDERR_FILENO);
         execlp("gzip", "gzip", "-dc", "--", path, (char *)NULL);
         _exit(127);
     }

@@ -51,6 +51,18 @@ static void writeEscaped(FILE *f, const char *text, size_t most, bool markdown) 
 void dkv_writeText(FILE *f, const char *s, size_t most) { writeEscaped(f, s, most, false); }
 void dkv_markText(FILE *f, const char *s, size_t most) { writeEscaped(f, s, most, true); }
 
+void dkv_markCode(FILE *f, const char *text) {
+    fputs("\n      ", f);
+    for (const unsigned char *s = (const unsigned char *)text; *s;) {
+        unsigned code;
+        const int n = readCharacter(s, &code);
+        if (n == 0 || isHidden(code) || code == '\n' || code == '\t') fputs("\xef\xbf\xbd", f);
+        else fwrite(s, 1, (size_t)n, f);
+        s += n ? n : 1;
+    }
+    fputs("\n", f);
+}
+
 void dkv_writeCount(FILE *f, long n, const char *one, const char *many) { fprintf(f, "%ld %s", n, n == 1 ? one : many); }
 
 void dkv_writeFigure(FILE *f, double x) {

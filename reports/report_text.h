@@ -10,6 +10,8 @@
 void dkv_writeText(FILE *f, const char *s, size_t most);
 /* The same for Markdown, on one line: a backslash before what would be markup, no mention of anybody. */
 void dkv_markText(FILE *f, const char *s, size_t most);
+/* A line of code in Markdown's own indented block, where nothing is markup: the same bytes become U+FFFD, and new lines. */
+void dkv_markCode(FILE *f, const char *s);
 /* "12 cases", "1 case" */
 void dkv_writeCount(FILE *f, long n, const char *one, const char *many);
 /* x to three figures; "∞", "–" where it is none. */

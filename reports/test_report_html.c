@@ -75,6 +75,18 @@ static void text_is_escaped(void **state) {
     }
 }
 
+/* A command to be copied shows what is copied: nothing in it ends the block, or turns the direction of the text. */
+static void code_is_shown_as_it_is(void **state) {
+    (void)state;
+    char *out = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&out, &n);
+    dkv_markCode(f, "dualkv 'a*<b>'\xe2\x80\xae\n# \xff\t\xc3\xa4");
+    fclose(f);
+    assert_string_equal(out, "\n      dualkv 'a*<b>'\xef\xbf\xbd\xef\xbf\xbd# \xef\xbf\xbd\xef\xbf\xbd\xc3\xa4\n");
+    free(out);
+}
+
 static void first_screen_of_a_pass(void **state) {
     (void)state;
     static const char *const records[] = {RECORD("emu", "shape=9+3 heads=2:1", "PASSED", "", TENSORS "," POWER("4")),
@@ -266,7 +278,7 @@ static void same_records_same_bytes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(text_is_escaped),
+        cmocka_unit_test(text_is_escaped), cmocka_unit_test(code_is_shown_as_it_is),
         cmocka_unit_test(first_screen_of_a_pass),
         cmocka_unit_test(first_screen_of_a_defect),
         cmocka_unit_test(first_screen_of_what_is_not_known),

@@ -115,11 +115,20 @@ static void nothing_is_left_open(void **state) {
     put("bad.jsonl", "\n{\"line\":\"shape=1\",\"kernel\":\"k\",\"status\":\"FINE\"}\n");
     put("bad.jsonl.gz", "no gzip");
     put("empty.jsonl", "\n");
+    const int words = dup(STDERR_FILENO);
+    FILE *told = tmpfile();
+    assert_true(told && dup2(fileno(told), STDERR_FILENO) >= 0);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         dkv_err err = {0};
         assert_int_equal(fillText(bad[i][0], &err), DKV_EUSER);
         if (!strstr(err.text, bad[i][1])) fail_msg("'%s' does not say '%s'", err.text, bad[i][1]);
     }
+    struct stat st;
+    assert_int_equal(fstat(STDERR_FILENO, &st), 0);
+    dup2(words, STDERR_FILENO);
+    close(words);
+    fclose(told);
+    assert_int_equal(st.st_size, 0); /* gzip says nothing of its own */
 }
 
 /* Runs from the root of the source tree. The page is made anew by the command that stands at its end. */
