@@ -22,7 +22,7 @@
  *
  * gain=NAME:X multiplies O, LSE, dQ, dK, dV or the softmax scale by X, before it is rounded; head=H: in that query (KV) head
  * alone; undeclared: its arithmetic is not told; interrupt=N: its N-th forward sends SIGINT to the process that started it,
- * and waits.
+ * and waits; lose=N: forward and backward miss the key of position N.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
@@ -46,6 +46,7 @@ enum { GAIN_O, GAIN_LSE, GAIN_DQ, GAIN_DK, GAIN_DV, GAIN_SCALE, N_GAINS };
 typedef struct instance {
     int fault, undeclared, head; /* head -1: all */
     int interrupt;               /* forwards left until the signal; 0: none */
+    int lose;                    /* position of the key that is missed; -1: none */
     float gain[N_GAINS];
 } instance;
 
@@ -138,6 +139,7 @@ static void listKeys(run *r, const dualkv_segment *s, int64_t i, int backward) {
         const int own = s->k_len > 0 && range->k_start == s->k_start;
         for (int64_t k = 0; k < range->len; k++) {
             if (!sees(r->p, s, position, range->pos + k)) continue;
+            if (range->pos + k == r->self->lose) continue;
             if (r->fault == 6 && !backward && g == 0 && k >= BN && k < 2 * BN && (k - BN) % 7 == 0) continue;
             if (r->fault == 13 && !own && k == range->len - 1) continue;
             int64_t row = range->k_start + k;
@@ -364,6 +366,7 @@ static int parseOption(const char *word, size_t length, instance *out) {
     snprintf(text, sizeof text, "%.*s", (int)length, word);
     if (!strcmp(text, "undeclared")) return out->undeclared = 1;
     if (sscanf(text, "interrupt=%d%n", &out->interrupt, &at) == 1 && !text[at]) return out->interrupt > 0;
+    if (sscanf(text, "lose=%d%n", &out->lose, &at) == 1 && !text[at]) return out->lose >= 0;
     if (sscanf(text, "head=%d%n", &out->head, &at) == 1 && !text[at]) return 1;
     if (sscanf(text, "fault=P%2d%n", &out->fault, &at) == 1 && !text[at]) return out->fault >= 1 && out->fault <= 15;
     if (sscanf(text, "gain=%15[^:]:%f%n", name, &x, &at) != 2 || text[at]) return 0;
@@ -381,11 +384,11 @@ static void *openPlanted(const char *options, char *err, size_t n) {
         snprintf(err, n, "planted: out of memory");
         return NULL;
     }
-    *self = (instance){.head = -1, .gain = {1, 1, 1, 1, 1, 1}};
+    *self = (instance){.head = -1, .lose = -1, .gain = {1, 1, 1, 1, 1, 1}};
     for (const char *at = options ? options : ""; *at;) {
         const size_t length = strcspn(at, ",");
         if (!parseOption(at, length, self)) {
-            snprintf(err, n, "planted: the options are fault=P1 to P15, gain=O|LSE|dQ|dK|dV|scale:X, head=H, undeclared, interrupt=N");
+            snprintf(err, n, "planted: the options are fault=P1 to P15, gain=O|LSE|dQ|dK|dV|scale:X, head=H, undeclared, interrupt=N, lose=N");
             free(self);
             return NULL;
         }
