@@ -122,7 +122,8 @@ int dualkv_suite_name(int i, char *out, size_t n);
 typedef struct dualkv_kernel dualkv_kernel; /* dualkv_kernel.h */
 /* Makes the calling process a kernel worker: serves the socket `fd` (SOCK_SEQPACKET; its other end is a `dualkv` program of
  * the same build, --kernel attached:FD) with this kernel until it closes. `options`: what kernel->open gets; NULL: the
- * options of the spec. The kernel's functions are called from this thread. The socket stays open. */
+ * options of the spec. The kernel's functions are called from this thread. The socket stays open. Returns 0 when the other end closed it, else the exit
+ * code for a process that served alone: 113 where it could not be read or written. */
 int dualkv_serve(int fd, const dualkv_kernel *kernel, const char *options);
 
 #ifdef __cplusplus

@@ -5,6 +5,7 @@
 
 #include "worker.h"
 
+#define DKV_LOST_CHANNEL 113 /* exit code of a worker that can neither read nor answer: its kernel closed the channel */
 #define DKV_WIRE_MAGIC 0x64764b31u
 #define DKV_LINE_BYTES (DKV_LINE_MAX + 1)
 

@@ -183,7 +183,7 @@ static void bury(dkv_worker *w, const char *during) {
     if (got == w->pid && WIFSIGNALED(status))
         snprintf(w->why, sizeof w->why, "signal %d (%s) %s%s", WTERMSIG(status), strsignal(WTERMSIG(status)),
                  during, said);
-    else if (got == w->pid)
+    else if (got == w->pid && WEXITSTATUS(status) != DKV_LOST_CHANNEL)
         snprintf(w->why, sizeof w->why, "its process called exit(%d) %s%s", WEXITSTATUS(status), during,
                  said);
     else snprintf(w->why, sizeof w->why, "it closed or garbled the harness's channel %s%s", during, said);

@@ -274,12 +274,13 @@ static ssize_t receive(int channel, dkv_request *q, int *fd) {
 }
 
 static int serve(int channel, const dualkv_kernel *table, const char *options) {
-    int fd = -1;
+    int fd = -1, lost = 0;
+    ssize_t got = 0;
     dkv_request *q = malloc(sizeof *q);
     dkv_reply *r = malloc(sizeof *r);
     state *s = calloc(1, sizeof *s);
     if (s) s->table = table, s->options = options;
-    while (q && r && s && receive(channel, q, &fd) == (ssize_t)sizeof *q && q->magic == DKV_WIRE_MAGIC) {
+    while (!lost && q && r && s && (got = receive(channel, q, &fd)) == (ssize_t)sizeof *q && q->magic == DKV_WIRE_MAGIC) {
         memset(r, 0, sizeof *r);
         dkv_outcome o = q->op == DKV_OP_OPEN       ? openSpec(s, q, r)
                         : q->op == DKV_OP_DESCRIBE ? describe(s, q, r)
@@ -296,7 +297,7 @@ static int serve(int channel, const dualkv_kernel *table, const char *options) {
         r->sequence = q->sequence;
         r->outcome = (int32_t)o;
         fflush(stdout);
-        if (send(channel, r, sizeof *r, MSG_NOSIGNAL) != (ssize_t)sizeof *r) break;
+        lost = send(channel, r, sizeof *r, MSG_NOSIGNAL) != (ssize_t)sizeof *r;
     }
     if (s) {
         dropProblem(s);
@@ -308,7 +309,7 @@ static int serve(int channel, const dualkv_kernel *table, const char *options) {
     free(q);
     free(r);
     free(s);
-    return 0;
+    return lost || got < 0 ? DKV_LOST_CHANNEL : 0;
 }
 
 int dkv_serveWorker(const char *fd_word) {

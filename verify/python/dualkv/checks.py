@@ -204,7 +204,7 @@ def _complain(code: int, text: str) -> _lib.DualKVError:
 
 
 def _run(arguments: list[str], child_end: socket.socket | None,
-         serve: Callable[[], None] | None) -> tuple[int, list[dict[str, Any]], str]:
+         serve: Callable[[], object] | None) -> tuple[int, list[dict[str, Any]], str]:
     """The program with these arguments, served until it ends: exit code, records, words."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as words:
         child = subprocess.Popen([_program(), *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=words,
@@ -281,7 +281,7 @@ def _options(words: dict[str, str]) -> str:
     return "".join(f"+{k}={v}" for k, v in words.items())
 
 
-def _judge(arguments: list[str], child_end: socket.socket | None, serve: Callable[[], None] | None,
+def _judge(arguments: list[str], child_end: socket.socket | None, serve: Callable[[], object] | None,
            replay: Callable[[str], str] | None) -> Result:
     code, records, text = _run(arguments, child_end, serve)
     return Result(tuple(_case(record, replay) for record in records), code, text)

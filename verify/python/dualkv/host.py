@@ -792,12 +792,13 @@ class Table:
             flush()
 
 
-def serve(fd: int, function: "Function | str", guest: bool = False) -> None:
+def serve(fd: int, function: "Function | str", guest: bool = False) -> int:
     """Serves the worker's protocol with this function until the socket closes. A str: the reason why it cannot. `guest`: in
-    a process that goes on afterwards; raises KeyboardInterrupt where that ended it."""
+    a process that goes on afterwards; raises KeyboardInterrupt where that ended it. Returns the exit code of a worker."""
     table = Table(function, fd if guest else None)
     serving = _lib.lib().dualkv_serve
     serving.restype, serving.argtypes = c_int, [c_int, POINTER(CKernel), c_char_p]
-    serving(fd, ctypes.byref(table.c), None)
+    code = int(serving(fd, ctypes.byref(table.c), None))
     if guest and table.interrupted:
         raise KeyboardInterrupt
+    return code

@@ -74,8 +74,7 @@ def main(argv: list[str]) -> int:
     except SpecError as e:
         function = str(e)
     host.flush()
-    host.serve(fd, function)
-    return 0
+    return host.serve(fd, function)
 
 
 if __name__ == "__main__":

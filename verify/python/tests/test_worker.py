@@ -69,9 +69,10 @@ class Dishonest(unittest.TestCase):
                      "alarms": "CRASHED", "changes_gathered": "INPUT_MUTATED",
                      "changes_do": "INPUT_MUTATED"}, [LINE, LINE.replace("fp32", "bf16")], file=HOSTILE)
         self.expect({"patches_checks": "INPUT_MUTATED"}, [LINE.replace("fp32", "bf16")] * 2, file=HOSTILE)
-        got = statuses([LINE], ["generates", "returns_dict", "patches_harness", "writes_later", "sleeps_through_signals"], "--timeout", "4", file=HOSTILE)
+        got = statuses([LINE], ["generates", "returns_dict", "patches_harness", "writes_later", "closes_all", "sleeps_through_signals"], "--timeout", "4", file=HOSTILE)
         self.assertIn("generates returned a generator, (o, lse) is right", got["generates"][0]["why"])
         self.assertIn("returns_dict returned a dict, (o, lse) is right", got["returns_dict"][0]["why"])
+        self.assertIn("it closed or garbled the harness's channel in forward", got["closes_all"][0]["why"])
         self.assertIn(got["patches_harness"][0]["status"], ("NOT_RUN", "UNWRITTEN"))
         self.assertIn(got["writes_later"][0]["status"], ("UNWRITTEN", "CRASHED"))  # by where its thread stands
         self.assertEqual(got["sleeps_through_signals"][0]["status"], "TIMEOUT")
