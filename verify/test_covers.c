@@ -33,7 +33,7 @@ static void it_covers_what_was_judged(void **state) {
 
 static void it_refuses_the_rest(void **state) {
     (void)state;
-    mustSay(1, "$B/dualkv covers $D/c.json shape=4096+8x1024 heads=8:1 dim=128", "sight=5120: judged from 0 to");
+    mustSay(1, "$B/dualkv covers $D/c.json shape=16384+8x1024 heads=8:1 dim=128", "sight=17408: judged from 0 to");
     mustSay(1, "$B/dualkv covers $D/c.json shape=9+3 dim=100", "dim=100: never judged");
     mustSay(1, "$B/dualkv covers $D/c.json shape=9+3 heads=2:1 --device 'NVIDIA H200'", "device NVIDIA H200: the certificate is of cpu");
     mustSay(1, "$B/dualkv covers $D/c.json shape=9+3 heads=2:1 --kernel ref", "kernel ref: the certificate is of emu");
