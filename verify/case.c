@@ -410,7 +410,8 @@ static bool fitsProfile(const dkv_result *r) {
 
 /* Where no twin speaks, or only that of an arithmetic that was chosen because it fits. */
 static int judgeLeans(dkv_case *c, dkv_err *err) {
-    if (dkv_forwardFlops(c->p) + (c->p->grad ? dkv_backwardFlops(c->p) : 0) > LEANS_MOST) return 0;
+    const double most = c->options->leans_most > 0 ? c->options->leans_most : LEANS_MOST;
+    const bool ask = dkv_forwardFlops(c->p) + (c->p->grad ? dkv_backwardFlops(c->p) : 0) <= most;
     const dkv_result *r = c->result;
     const dkv_fit *fit = c->options->fits ? &c->options->fits->of[c->kernel.p->dtype] : NULL;
     const bool held = c->kernel.d.arithmetic.declared || (fit && fit->known && fit->held);
@@ -419,7 +420,7 @@ static int judgeLeans(dkv_case *c, dkv_err *err) {
         if (r->tensor[id].present && r->tensor[id].failed) return 0;
         vouched |= held && c->oracle.has_twin[id] ? 1u << id : 0;
     }
-    return dkv_judgeLeans(c, vouched, held || r->profile[0], err);
+    return dkv_judgeLeans(c, vouched, held || r->profile[0], ask, err);
 }
 
 /* A kernel that declares nothing: the tightest named profile that it fits; if none, it is judged by the

@@ -31,6 +31,7 @@ typedef struct dkv_case_options {
     void *observe_arg;
     const dkv_fits *fits; /* of a kernel that declares nothing (--arithmetic), or NULL */
     dkv_remote *remote; /* the oracle on a device, or NULL: the CPU judges */
+    double leans_most; /* FLOPs of a case up to which check `lean` asks the oracle again; 0: 1e13 */
     int *probes; /* map the errors of what fails; of so many cases (counted down, by several threads) the weights; NULL: no maps */
     dkv_worker *peer; /* same-precision peer, or NULL: errors beside the kernel's, never deciding */
 } dkv_case_options;

@@ -126,15 +126,17 @@ void dkv_checkTwin(dkv_case *c, dkv_finding *f) {
 void dkv_checkLean(dkv_case *c, dkv_finding *f) {
     char why[380], others[60] = "";
     size_t at = 0;
-    const dkv_lean *first = NULL;
+    const dkv_lean *first = NULL, *open = NULL;
     for (int i = 0; i < DKV_N_OUTPUTS; i++) {
         const dkv_lean *l = &c->result->lean[order[i]];
         if (l->tested && f->state == DKV_NOT_APPLICABLE) dkv_findNothing(f);
+        if (l->open && !open) dkv_sayLean(open = l, order[i], why, sizeof why);
         if (!l->found) continue;
         if (!first) dkv_sayLean(first = l, order[i], why, sizeof why);
         else at += (size_t)snprintf(others + at, sizeof others - at, "%s%s", at ? ", " : "; also ", dkv_tensorName(order[i]));
     }
     if (first) dkv_find(f, DKV_CHECK_DEFECT, DKV_ST_BIASED, "%s%s", why, others);
+    else if (open) dkv_find(f, DKV_CHECK_NOTE, DKV_ST_PASSED, "%s", why);
 }
 
 typedef struct allowed {

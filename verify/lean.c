@@ -48,6 +48,7 @@ typedef struct search {
     dkv_case *c;
     dkv_outputs shifted[DKV_N_WAYS]; /* directions */
     dkv_outputs truth, bound;        /* the oracle's own, kept while it is asked again */
+    bool ask; /* else some rows are looked at, and chance alone */
     uint8_t *region;
     double *work;
     line line[DKV_N_OUTPUTS * DKV_N_WAYS];
@@ -134,11 +135,14 @@ static int compareVectors(const void *x, const void *y) {
     return a->hash < b->hash ? -1 : a->hash > b->hash ? 1 : a->at < b->at ? -1 : a->at > b->at;
 }
 
-static int gatherVectors(line *l, const uint8_t *region, dkv_err *err) {
+#define SOME 262144 /* vectors of a case that is too large to ask */
+
+static int gatherVectors(line *l, const uint8_t *region, bool every, dkv_err *err) {
     const dkv_vectors *s = &l->s;
+    const int64_t step = every ? 1 : s->rows * s->heads / SOME | 1; /* odd: no one place in all tiles */
     l->v = malloc((size_t)(s->rows * s->heads + 1) * sizeof *l->v);
     if (!l->v) return dkv_fail(err, DKV_EHARNESS, "out of memory: slopes of %lld rows", (long long)(s->rows * s->heads));
-    for (int64_t row = 0; row < s->rows; row++)
+    for (int64_t row = 0; row < s->rows; row += step)
         for (int64_t h = 0; h < s->heads; h++) {
             const int64_t at = dkv_vectorAt(s, row, h);
             bool use = false;
@@ -178,7 +182,7 @@ static int addLine(search *f, dkv_tensor_id id, dkv_way way, const double *x, dk
     if (first) l->v = first->v, l->n = first->n;
     else {
         dkv_markRegions(v, &l->s, f->region);
-        if (gatherVectors(l, f->region, err)) return (int)err->code;
+        if (gatherVectors(l, f->region, f->ask, err)) return (int)err->code;
     }
     l->sum = malloc((size_t)(l->n + 1) * sizeof *l->sum);
     if (!l->sum) return dkv_fail(err, DKV_EHARNESS, "out of memory: slopes");
@@ -218,7 +222,7 @@ static bool goesThere(dkv_way way, int id) {
 
 static int addLines(search *f, unsigned doubtful, bool fits, dkv_err *err) {
     const dkv_case *c = f->c;
-    const bool cpu = c->result->oracle.by != DKV_ORACLE_CUDA; /* else too large for the reference */
+    const bool cpu = c->result->oracle.by != DKV_ORACLE_CUDA && f->ask; /* else too large for the reference */
     const bool more = cpu && !fits;
     const bool ways[DKV_N_WAYS] = {true, more || (cpu && c->kernel.d.absent >> DKV_LSE & 1 && !c->p->grad), more && c->p->grad,
                                    more && c->p->grad && c->in.d_lse};
@@ -428,7 +432,7 @@ static int decide(search *f, dkv_err *err) {
         for (int k = 0; k < l->parts; k++) {
             out->tested |= l->part[k].tested;
             if (!(fabs(l->part[k].gain) > l->part[k].chance)) continue;
-            found[k] = fabs(l->part[k].gain) > l->part[k].chance + allowedOf(f, l, k);
+            found[k] = !f->ask || fabs(l->part[k].gain) > l->part[k].chance + allowedOf(f, l, k);
             any |= found[k];
         }
         if (any) {
@@ -436,11 +440,11 @@ static int decide(search *f, dkv_err *err) {
             const int told = nameParts(l, found, where, sizeof where);
             const part *t = &l->part[told];
             const line *best = NULL; /* the direction that explains most of the tensor is told */
-            for (int e = 0; e < i && out->found; e++)
+            for (int e = 0; e < i && (out->found || out->open); e++)
                 if (f->line[e].id == l->id && f->line[e].way == out->way) best = &f->line[e];
             const double was = best ? best->part[ALL].gain * best->part[ALL].gain * best->part[ALL].weight : -1;
             if (l->part[ALL].gain * l->part[ALL].gain * l->part[ALL].weight > was) {
-                *out = (dkv_lean){.tested = true, .found = true, .way = l->way, .gain = t->gain,
+                *out = (dkv_lean){.tested = true, .found = f->ask, .open = !f->ask, .way = l->way, .gain = t->gain,
                                   .allowed = t->chance + allowedOf(f, l, told)};
                 out->as_cut = l->way == DKV_WAY_ITSELF && t->gain < 0 && -t->gain < DKV_MANTISSA * dkv_unitRoundoff(l->format) + t->chance;
                 memcpy(out->where, where, sizeof where);
@@ -455,7 +459,7 @@ void dkv_sayLean(const dkv_lean *l, dkv_tensor_id id, char *out, size_t n) {
     const char *name = dkv_tensorName(id);
     const double percent = 100 * fabs(l->gain);
     out[0] = 0;
-    if (!l->found) return;
+    if (!l->found && !l->open) return;
     const char *side = l->gain < 0 ? "small" : "large";
     size_t at = 0;
     if (l->way == DKV_WAY_ITSELF) at = (size_t)snprintf(out, n, "%s is %.2g %% too %s%s", name, percent, side, l->where);
@@ -464,7 +468,8 @@ void dkv_sayLean(const dkv_lean *l, dkv_tensor_id id, char *out, size_t n) {
     else
         at = (size_t)snprintf(out, n, "%s counts %.3g times in %s%s", l->way == DKV_WAY_DELTA ? "delta" : "dLSE", 1 + l->gain, name,
                               l->where);
-    if (at < n)
+    if (at < n && l->open) snprintf(out + at, n - at, ": not judged, which roundings explain that is not asked of a case this large");
+    else if (at < n)
         snprintf(out + at, n - at, "; no known rounding explains more than %.2g %%%s", 100 * l->allowed,
                  l->as_cut ? ", cutting in place of rounding would" : "");
 }
@@ -487,7 +492,7 @@ static void freeSearch(search *f) {
     free(f);
 }
 
-int dkv_judgeLeans(dkv_case *c, unsigned vouched, bool fits, dkv_err *err) {
+int dkv_judgeLeans(dkv_case *c, unsigned vouched, bool fits, bool ask, dkv_err *err) {
     const dualkv_problem *v = &c->packed.view;
     unsigned doubtful = 0;
     for (int id = 0; id < DKV_DSINK; id++)
@@ -497,11 +502,12 @@ int dkv_judgeLeans(dkv_case *c, unsigned vouched, bool fits, dkv_err *err) {
     int rc = f ? 0 : dkv_fail(err, DKV_EHARNESS, "out of memory: slopes");
     if (rc) return rc;
     f->c = c;
+    f->ask = ask;
     f->region = malloc((size_t)(v->tq > v->tk ? v->tq : v->tk) + 1);
     f->work = malloc(((size_t)(v->tq * v->hq) + 1) * sizeof *f->work);
     if (!f->region || !f->work) rc = dkv_fail(err, DKV_EHARNESS, "out of memory: slopes");
     if (!rc) rc = addLines(f, doubtful, fits, err);
-    if (!rc && fitLines(f)) rc = askPossible(f, err);
+    if (!rc && fitLines(f) && ask) rc = askPossible(f, err);
     if (!rc) rc = decide(f, err);
     freeSearch(f);
     return rc;

@@ -26,6 +26,7 @@ typedef enum dkv_way { DKV_WAY_ITSELF, DKV_WAY_SCALE, DKV_WAY_DELTA, DKV_WAY_DLS
 
 typedef struct dkv_lean {
     bool tested, found;
+    bool open;            /* more than chance, and known arithmetic was not asked: not judged */
     dkv_way way;
     double gain, allowed; /* of the part that is told: a, and how large it may be */
     bool as_cut;          /* no larger a loss than one cut to the tensor's type in place of a rounding takes */
@@ -34,9 +35,10 @@ typedef struct dkv_lean {
 
 struct dkv_case;
 /* After judging: fills c->result->lean[]. `vouched`: bits of tensors that are held to a twin. `fits`: some arithmetic explains
- * the case; then further directions than the tensors themselves are left out. Leaves the oracle as it was. */
-int dkv_judgeLeans(struct dkv_case *c, unsigned vouched, bool fits, dkv_err *err);
-/* "O is 1.9 % too large, in every head"; "" where nothing leans. */
+ * the case; then further directions than the tensors themselves are left out. Not `ask`, for the case is too large to ask its
+ * oracle many times: some rows and chance alone; a slope beyond that is told and not judged. Leaves the oracle as it was. */
+int dkv_judgeLeans(struct dkv_case *c, unsigned vouched, bool fits, bool ask, dkv_err *err);
+/* "O is 1.9 % too large, in every head", and what is allowed, or that nobody was asked; "" where nothing leans. */
 void dkv_sayLean(const dkv_lean *l, dkv_tensor_id id, char *out, size_t n);
 
 #endif

@@ -19,13 +19,14 @@
 #define ALIGNED "shape=400+2x100 heads=2:2 dim=32 fill=aligned grad=off"
 
 static dkv_result *result; /* of the last case */
+static double most;        /* FLOPs of a case that is asked */
 
 static dkv_status runSpec(const char *spec, const char *line, const dkv_fits *fits) {
     dkv_kernel_spec s;
     dkv_worker w;
     dkv_problem p;
     dkv_err err = {0};
-    const dkv_case_options with = {.data_dir = dkv_dataDir(), .level = 1e-7, .threads = 1, .fits = fits};
+    const dkv_case_options with = {.data_dir = dkv_dataDir(), .level = 1e-7, .threads = 1, .fits = fits, .leans_most = most};
     if (dkv_parseKernelSpec(spec, &s, &err) || dkv_parseProblem(line, dkv_knownFill, &p, &err))
         fail_msg("%s on %s: %s", spec, line, err.text);
     dkv_initWorker(&w, &s, 60);
@@ -132,6 +133,35 @@ static void whatever_else_the_profile_rounds(void **state) {
     }
 }
 
+static const dkv_finding *findingOf(const char *name) {
+    for (int i = 0; dkv_listCheck(i); i++)
+        if (!strcmp(dkv_listCheck(i)->name, name)) return &result->finding[i];
+    fail_msg("no check %s", name);
+    return NULL;
+}
+
+/* Too large to ask which roundings explain a slope: what is within chance passes, what is not is told. */
+static void large_cases_are_looked_at(void **state) {
+    (void)state;
+    static dkv_fits fits;
+    dkv_nameFits("partials", 7, &fits);
+    most = 1;
+    assert_int_equal(runCase("", LINE " grad=off", &fits), DKV_ST_PASSED);
+    assert_true(result->lean[DKV_O].tested && !result->lean[DKV_O].open);
+    assert_int_equal(findingOf("lean")->state, DKV_CHECK_PASSED);
+    assert_int_equal(runCase("+gain=O:0.998", LINE " grad=off", &fits), DKV_ST_PASSED);
+    const dkv_lean *l = &result->lean[DKV_O];
+    assert_true(l->tested && l->open && !l->found && fabs(l->gain + 0.002) < 2e-4);
+    assert_int_equal(findingOf("lean")->state, DKV_CHECK_NOTE);
+    if (!strstr(findingOf("lean")->why, "% too small, in every head: not judged, ")) fail_msg("%s", findingOf("lean")->why);
+    char *json = dkv_printRecord(result);
+    assert_non_null(json);
+    assert_true(strstr(json, "\"lean\":\"note\"") && strstr(json, "\"lean\":\"O is ") && !strstr(json, "\"direction\""));
+    free(json);
+    most = 0;
+    assert_int_equal(runCase("+gain=O:0.998", LINE " grad=off", &fits), DKV_ST_BIASED);
+}
+
 /* Rounding that comes out alike in all rows is no lean: P near 1, equal rows, saturated softcaps, one key a row. */
 static void rounding_does_not_lean(void **state) {
     (void)state;
@@ -151,6 +181,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(the_head_is_named),                 cmocka_unit_test(what_is_left_out_is_named),
         cmocka_unit_test(an_o_without_a_key_tile_is_held),   cmocka_unit_test(rounding_does_not_lean),
         cmocka_unit_test(records_hold_it),                   cmocka_unit_test(whatever_else_the_profile_rounds),
+        cmocka_unit_test(large_cases_are_looked_at),
     };
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     result = calloc(1, sizeof *result);
