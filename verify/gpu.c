@@ -230,8 +230,9 @@ static uint8_t *atPhase(void *p) { return (uint8_t *)p + (-(uintptr_t)p & (PHASE
 static bool openSlab(dkv_gpu *g) {
     const size_t bytes = 2 * (size_t)PLACE_BYTES + TABLES_BYTES;
     if (g->slab) return true;
-    if (g->ops->alloc(&g->slab, bytes) || g->ops->fill(g->slab, 0xFF, bytes, g->stream) ||
-        g->ops->allocHost(&g->host, (size_t)PLACE_BYTES + TABLES_BYTES)) {
+    if (g->ops->alloc(&g->slab, bytes) ||
+        (!g->host && g->ops->allocHost(&g->host, (size_t)PLACE_BYTES + TABLES_BYTES)) ||
+        g->ops->fill(g->slab, 0xFF, bytes, g->stream)) { /* last: nothing is queued on what is released */
         g->ops->release(g->slab);
         g->slab = NULL;
         return false;

@@ -99,8 +99,9 @@ static void memory_is_clean(void **state) {
 /* Where there is no room for an image, or for a sanitizer, each block lies in an allocation of its own. */
 static void blocks_alone(void **state) {
     (void)state;
-    static const char *const names[] = {"DUALKV_FAKE_ROOM", "DUALKV_EXACT_MEMORY"}, *const values[] = {"1000000", "1"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const names[] = {"DUALKV_FAKE_ROOM", "DUALKV_EXACT_MEMORY", "DUALKV_FAKE_PINNED"};
+    static const char *const values[] = {"1000000", "1", "1000"};
+    for (int i = 0; i < 3; i++) {
         setenv(names[i], values[i], 1);
         mustBe(DKV_ST_PASSED, "fake", SMALL, "");
         mustBe(DKV_ST_PASSED, "fake", SMALL " run=aba", "");
