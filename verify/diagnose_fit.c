@@ -181,7 +181,7 @@ static void quantify(double x, char *out, size_t n) {
     else if (fabs(x - 1) < 0.08)
         snprintf(out, n, "counted twice");
     else
-        snprintf(out, n, "times %.2g", 1 + x);
+        snprintf(out, n, "times %.*g", fabs(x) < 0.1 ? 4 : 2, 1 + x); /* never "times 1" */
 }
 
 /* The query heads and responses whose parts are wrong: heads that are wrong for every response are named

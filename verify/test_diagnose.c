@@ -200,6 +200,7 @@ static void strangers_are_held_to_an_arithmetic(void **state) {
     mustSay(1, STRANGER("", "+gain=dV:1.01"), "% too large, in every KV head; no known rounding");
     mustSay(1, STRANGER(" --arithmetic flash", "+gain=dV:1.01"), "--arithmetic flash\n");
     assert_non_null(strstr(output, "1.01 times its value explains 0.9"));
+    assert_non_null(strstr(output, "all of it: times 1.01\n"));
     /* auto: not fitted to the fault, but to the other tensors; replay lines name what it was held to. */
     mustSay(1, STRANGER(" --arithmetic auto", "+gain=dK:1.01"), "held to flash, the tightest that explains all but dK on a");
     assert_non_null(strstr(output, "dK is less precise than declared"));
