@@ -153,36 +153,15 @@ static void *openPlain(const char *options, char *err, size_t n) {
 
 static void closePlain(void *self) { (void)self; }
 
-static const dualkv_kernel plain = {.size = sizeof(dualkv_kernel),
-                                    .abi = DUALKV_ABI,
-                                    .name = "plain",
-                                    .doc = "textbook attention in fp32",
-                                    .alignment = 4,
-                                    .open = openPlain,
-                                    .close = closePlain,
-                                    .refuses = refuses,
-                                    .workspace = workspace,
-                                    .forward = forward,
-                                    .backward = backward};
-static const dualkv_kernel forward_only = {.size = sizeof(dualkv_kernel),
-                                           .abi = DUALKV_ABI,
-                                           .name = "forward-only",
-                                           .alignment = 1,
-                                           .open = openPlain,
-                                           .close = closePlain,
-                                           .refuses = refuses,
-                                           .forward = forward};
-static const dualkv_kernel no_lse = {.size = sizeof(dualkv_kernel),
-                                     .abi = DUALKV_ABI,
-                                     .name = "no-lse",
-                                     .alignment = 4,
-                                     .absent = 1 << 1,
-                                     .open = openPlain,
-                                     .close = closePlain,
-                                     .refuses = refuses,
-                                     .workspace = workspace,
-                                     .forward = forward,
-                                     .backward = backward};
+/* What all three have. */
+#define KERNEL(word, aligned)                                                                              \
+    .size = sizeof(dualkv_kernel), .abi = DUALKV_ABI, .name = word, .alignment = aligned, .open = openPlain, \
+    .close = closePlain, .refuses = refuses, .forward = forward
+
+static const dualkv_kernel plain = {
+    KERNEL("plain", 4), .doc = "textbook attention in fp32", .workspace = workspace, .backward = backward};
+static const dualkv_kernel forward_only = {KERNEL("forward-only", 1)};
+static const dualkv_kernel no_lse = {KERNEL("no-lse", 4), .absent = 1 << 1, .workspace = workspace, .backward = backward};
 
 const dualkv_kernel *const *dualkv_kernels(uint32_t abi, int *count);
 const dualkv_kernel *const *dualkv_kernels(uint32_t abi, int *count) {
