@@ -447,11 +447,6 @@ DKV_INLINE double dkv_doubtVar(dkv_spacing ulp, double p, double slack) {
     return p > 0 ? DKV_DOUBT_VAR * h * h : 0;
 }
 
-/* P of the forward pass, in units of its key tile's reference (s - ref = x): its variance. exp(0) is 1. */
-DKV_INLINE double dkv_formulaWeightVar(const dkv_noise *z, double p, double x, double vs) {
-    return p * p * (vs + z->unit2 * x * x + (x != 0 ? z->exp2 : 0));
-}
-
 /* The tensor core's step over n products (tolerance page): products and accumulator aligned to the largest exponent,
  * cut below 2^-25 of it, summed, cut to 24 bits, toward zero. */
 DKV_INLINE double dkv_twinStep(double acc, const double *a, const double *b, int64_t n) {

@@ -35,11 +35,7 @@
 #define DKV_EXPLAIN_MARGIN 3.0
 #define DKV_CLASS_MAX 48 /* members of an equivalence class that are named */
 
-typedef enum dkv_explain_stage {
-    DKV_FORWARD_ONLY = 1,
-    DKV_BACKWARD_ONLY = 2,
-    DKV_BOTH_STAGES = 3
-} dkv_explain_stage;
+typedef enum dkv_explain_stage { DKV_FORWARD_ONLY = 1, DKV_BACKWARD_ONLY = 2 } dkv_explain_stage; /* bits */
 
 typedef struct dkv_hypothesis {
     char family[16];                    /* as above */
