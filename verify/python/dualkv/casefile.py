@@ -94,6 +94,23 @@ def _tensor(entry: Any, data: bytes) -> tuple[str, npt.NDArray[Any]]:
     return code, np.frombuffer(data[begin:end], _TYPES[code]).reshape(shape).copy()
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a name is there twice")
+    return dict(pairs)
+
+
+def _check_cover(name: str, header: Mapping[str, Any], size: int) -> None:
+    """Tensors lie side by side and fill the file: another reader would find the same."""
+    at = 0
+    for begin, end in sorted(tuple(entry["data_offsets"]) for entry in header.values()):
+        if begin != at:
+            raise _lib.DualKVError(f"{name}: tensors overlap, or leave bytes between them, at {begin}")
+        at = end
+    if at != size:
+        raise _lib.DualKVError(f"{name}: {size - at} bytes behind the last tensor")
+
+
 def read_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, tuple[str, npt.NDArray[Any]]], dict[str, str]]:
     """name: (safetensors dtype, array; BF16 as uint16), and the metadata. DualKVError, one line, for what is no such file."""
     name = os.fspath(path)
@@ -103,7 +120,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, tuple[str,
             n = struct.unpack("<Q", start)[0] if len(start) == 8 else 1 << 62
             if n > min(os.fstat(f.fileno()).st_size - 8, 100 << 20):
                 raise ValueError("its header is cut off")
-            header = json.loads(f.read(n))
+            header = json.loads(f.read(n), object_pairs_hook=_object)
             data = f.read()
         metadata = {str(k): str(v) for k, v in header.pop("__metadata__", {}).items()}
     except OSError as e:
@@ -117,6 +134,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, tuple[str,
         except (ValueError, TypeError, KeyError) as e:
             shown = tensor if tensor.isprintable() else ascii(tensor)[1:-1]
             raise _lib.DualKVError(f"{name}: {shown:.80}: {e!s:.200}") from None
+    _check_cover(name, header, len(data))
     return tensors, metadata
 
 

@@ -142,6 +142,9 @@ class Exported(InFolder):
                                    ({"q": dict(one, shape=[1.9])}, bytes(4), "q: shape and place are not whole"),
                                    ({"q": dict(one, shape="1")}, bytes(4), "q: shape and place are not whole"),
                                    ({"q": dict(one, shape=[True])}, bytes(4), "q: shape and place are not whole"),
+                                   ({"q": one, "k": one}, bytes(4), "tensors overlap"), ({"q": one}, bytes(8), "4 bytes behind"),
+                                   ({"q": dict(one, data_offsets=[4, 8])}, bytes(8), "leave bytes between them"),
+                                   (b'{"q":1,"q":2}', b"", "a name is there twice"),
                                    ({"a\nb" + "c" * 9999: 3}, b"", r"^[^\n]{1,200}$")):
             with self.assertRaisesRegex(dualkv.DualKVError, says):
                 dualkv.load(file(header, data))
