@@ -118,6 +118,21 @@ static void test_undeclared_shows(void **state) {
         }
 }
 
+/* Where there is no sink, it is neither first nor last. */
+static void test_no_sink(void **state) {
+    (void)state;
+    trial t;
+    runTrial(&t, "shape=90+2x60 heads=2:1 dim=16 grad=off", "bn=16,lazy=2", fillNormal);
+    const int64_t n = t.l.view.tq * t.l.view.hq;
+    double *one = room(n, sizeof *one);
+    memcpy(one, t.o.sigma2.lse, (size_t)n * sizeof *one);
+    t.a.sink_first = 1;
+    consult(&t, 1);
+    assert_memory_equal(one, t.o.sigma2.lse, (size_t)n * sizeof *one);
+    free(one);
+    closeTrial(&t);
+}
+
 /* Another kernel, fp32 but for P and O, for one head and rows that see all keys: the maximum stays while a tile of 16 exceeds
  * it by no more than slack, where the factors left over are no powers of two. */
 static void waitFor(trial *t, float slack) {
@@ -228,6 +243,7 @@ static void test_options(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_clean), cmocka_unit_test(test_undeclared_shows), cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_no_sink),
         cmocka_unit_test(test_rules), cmocka_unit_test(test_options),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -159,7 +159,8 @@ static void sumRow(dkv_twin *t, int64_t i, int64_t n, const double *p, double fa
                    const float *equal) {
     double u, stuck = t->u.z.stuck, old = t->sum[i];
     dkv_formula_sum s = {.above = t->late ? exp(t->top[i].s - t->max[i]) - 1 : 0};
-    dkv_twinAddTerms(&t->u.z, dkv_sumSpacing(t->u.ulp_sum, old, t->late && t->a->sink_first), &s, n, p, fade, rel, equal);
+    const dkv_spacing ulp = dkv_sumSpacing(t->u.ulp_sum, old, t->late && t->a->sink_first && t->in->sink);
+    dkv_twinAddTerms(&t->u.z, ulp, &s, n, p, fade, rel, equal);
     t->score_var[i] += s.noise;
     t->sum_var[i] += s.squares / 12;
     t->lost[i] += s.lost;
