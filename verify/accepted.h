@@ -24,7 +24,7 @@
     F(out_format, 2) F(partial_format, 2) F(p_normalised, 0) F(delta_exact, -1) F(key_tile, 0)               \
     F(key_order, 0) F(exp_error, 1) F(log_error, 1) F(tanh_error, 1) F(flushes, 1)               \
     F(partial_of, 1) F(ds_scaled, 0) F(row_block, 0) F(row_block2, 0) F(row_from2, 0) F(row_block3, 0) F(row_from3, 0) F(dq_block, 0) \
-    F(max_slack, 0) F(sink_first, 0)
+    F(max_slack, 1) F(sink_first, 0)
 
 struct cJSON;
 /* These fields of an arithmetic, as an object. */

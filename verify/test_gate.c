@@ -179,6 +179,7 @@ static void each_change_is_found_alone(void **state) {
         {"shape=4", "PASSED", "aa", 0.8, PLAIN, "did not run", 1u << DKV_CH_MISSING | 1u << DKV_CH_NEW},
         {"shape=3", "PASSED", "aa", 0.8, "\"unit\":5.9604644775390625e-08,\"p_format\":0,\"key_tile\":64,\"exp_error\":3e-7",
          "error of exp 1e-07 -> 3e-07", 1u << DKV_CH_LOOSENED},
+        {"shape=3", "PASSED", "aa", 0.8, PLAIN ",\"max_slack\":25", "slack of the running maximum none -> 25", 1u << DKV_CH_LOOSENED},
         {"shape=3", "PASSED", "aa", 9, "\"unit\":5.9604644775390625e-08,\"p_format\":2,\"key_tile\":64,\"exp_error\":1e-7",
          "P rounded to bf16 -> rounded to fp32", 1u << DKV_CH_TIGHTENED},
         {"shape=3", "PASSED", "aa", 1.28, "\"unit\":5.9604644775390625e-08,\"p_format\":0,\"key_tile\":32,\"exp_error\":1e-7",
