@@ -167,6 +167,7 @@ static void failing_copies_are_told(void **state) {
         setPipe("12000", "12000", NULL, number);
         dkv_initWorker(&w, &s, 60);
         dkv_status got = runWith(&w, LONG);
+        if (got == DKV_ST_PASSED) got = runWith(&w, LONG); /* that copy may be the next case's */
         if (got == DKV_ST_HARNESS_ERROR && strstr(result->why, "the copy failed")) failed++;
         else if (got != DKV_ST_PASSED) fail_msg("copy %d: %s: %s", n, dkv_statusRow(got)->name, result->why);
         if (runWith(&w, LONG) != DKV_ST_PASSED) fail_msg("after copy %d: %s", n, result->why);
