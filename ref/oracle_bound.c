@@ -684,7 +684,7 @@ int dkv_oracleAll(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *i
     const riding twin = {kernel_o, kernel_lse};
     int rc = dkv_checkArithmetic(a, err);
     if (rc) return rc;
-    if (p->grad && kernel_o && kernel_lse && dkv_twinRides(p, in, a))
+    if (p->grad && kernel_o && kernel_lse && !(opt && opt->exact_products) && dkv_twinRides(p, in, a))
         return traverse(p, l, in, a, opt, &twin, out, err);
     rc = dkv_oracleBound(p, l, in, a, opt, out, err);
     return rc ? rc : dkv_oracleTwin(p, l, in, a, opt, kernel_o, kernel_lse, out, err);

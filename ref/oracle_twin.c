@@ -369,8 +369,8 @@ static void declare(dkv_twin *t) {
     t->apart = t->parts > 1 || t->part.segments || t->part.rows;
     t->anyhow = t->u.z.gain > 0 && !t->part.rows && t->in->d_o;
     alignBlocks(t);
-    t->quick = t->u.p_rounded && t->u.ds_rounded && !t->u.s_rounded && !t->apart && !t->part.dq_block && t->u.z.gain == 0 &&
-               !t->u.z.truncates && t->p->dtype != DUALKV_FP32 && !(t->p->softcap > 0) && !t->p->alibi;
+    t->quick = !t->whole && t->u.p_rounded && t->u.ds_rounded && !t->u.s_rounded && !t->apart && !t->part.dq_block &&
+               t->u.z.gain == 0 && !t->u.z.truncates && t->p->dtype != DUALKV_FP32 && !(t->p->softcap > 0) && !t->p->alibi;
     t->quick_s = dkv_makeQuick(t->p->dqk);
     t->quick_dp = dkv_makeQuick(t->p->dv);
     t->late = !a->p_normalised && (a->max_slack > 0 || (a->sink_first && t->in->sink));
@@ -647,7 +647,7 @@ int dkv_oracleTwin(const dkv_problem *p, const dkv_layout *l, const dkv_inputs *
                    const double *kernel_lse, dkv_oracle *out, dkv_err *err) {
     const bool wide = dkv_partialsOf(a).rows && p->hkv < p->hq && in->d_o;
     dkv_twin base = {.p = p, .l = l, .in = in, .a = a, .kernel_o = kernel_o, .kernel_lse = kernel_lse, .out = out, .carry = 1,
-                     .lse_stands_in = opt && opt->lse_stands_in};
+                     .lse_stands_in = opt && opt->lse_stands_in, .whole = opt && opt->exact_products};
     dkv_spread x = {0};
     int code = DKV_OK;
     if (in->d_o && (!kernel_o || !kernel_lse))

@@ -29,7 +29,7 @@ typedef enum dkv_mutant {
 typedef struct dkv_ref_options {
     int threads;       /* 0: as many as cores */
     dkv_mutant mutant;
-    bool exact_products; /* bound: products of magnitudes in fp64 throughout */
+    bool exact_products; /* as on a device. Bound: products of magnitudes in fp64; twin: no shortcut for 16 bits */
     bool lse_stands_in;  /* twin: kernel_lse is the truth, where the kernel used an LSE of fp32 that it does not give */
 } dkv_ref_options;
 

@@ -64,6 +64,7 @@ typedef struct dkv_twin {
     int64_t n_cuts, first_cut, cuts[DKV_TILE_KEYS + 1]; /* key tiles of the kernel within the tile */
     double ds_more, ds_unit; /* powers of two near the tile's largest dS over P, and dS */
     double p_units[DKV_TILE_KEYS], over_p[DKV_TILE_KEYS]; /* of each key: near its largest P; 1 / (unit2 p_unit^2) */
+    bool whole; /* never: */
     bool quick; /* 16 bits: variances of flips by row and column sums, not by products of matrices */
     dkv_quick quick_s, quick_dp;
     dkv_chainFit fit_s, fit_dp;

@@ -75,7 +75,7 @@ static int bound(dkv_device_oracle *o) {
 }
 
 static int twin(dkv_device_oracle *o, const void *kernel_o, const float *kernel_lse) {
-    const dkv_ref_options opt = {.threads = 1, .lse_stands_in = kernel_lse == o->stored_lse};
+    const dkv_ref_options opt = {.threads = 1, .exact_products = is("exact"), .lse_stands_in = kernel_lse == o->stored_lse};
     dkv_err err = {0};
     int64_t n[DKV_N_OUTPUTS];
     dkv_countOutputs(o->l, n);
