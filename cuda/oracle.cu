@@ -142,6 +142,20 @@ bool dkv_nextArea(const dkv_device_oracle *o, const dkv_scene *s, int32_t *range
     return false;
 }
 
+bool dkv_nextOrdered(const dkv_device_oracle *o, const dkv_scene *s, int32_t *range, dkv_area *t) {
+    if (!o->a.key_order) return dkv_nextArea(o, s, range, t);
+    const int32_t before = *range < 0 ? INT32_MAX : t->index;
+    dkv_area next = {};
+    int32_t at = -1;
+    bool found = false;
+    while (dkv_nextArea(o, s, &at, &next) && next.index < before) {
+        *t = next;
+        *range = at;
+        found = true;
+    }
+    return found;
+}
+
 int dkv_oracleTick(dkv_device_oracle *o, const dkv_area *t) {
     o->done += (double)t->m * t->n;
     if (!o->set.progress) return 0;
@@ -368,7 +382,8 @@ static int64_t mostSlots(const dkv_layout *l, int64_t tile) {
 /* Tiles of the longest list of ranges, as far as there may be room; tanh of softcap's scores is not kept. */
 static int32_t countKept(const dkv_device_oracle *o) {
     const int64_t tile = o->max_m * o->ld, most = mostSlots(o->l, o->ld);
-    return o->p->softcap > 0 ? 0 : (int32_t)min64(most, KEPT_MOST / tile);
+    /* Last first: what is kept is of the walk's first tiles, not of its last. */
+    return o->p->softcap > 0 || o->a.key_order ? 0 : (int32_t)min64(most, KEPT_MOST / tile);
 }
 
 static void setGeometry(dkv_device_oracle *o) {

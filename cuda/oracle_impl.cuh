@@ -176,6 +176,8 @@ typedef struct dkv_scene { /* where the traversal is */
 /* Next block of rows of a KV head, start with node = -1; next tile of it, start with *range = -1. */
 bool dkv_nextScene(const dkv_device_oracle *o, dkv_scene *s);
 bool dkv_nextArea(const dkv_device_oracle *o, const dkv_scene *s, int32_t *range, dkv_area *t);
+/* The same in the declared order of keys. */
+bool dkv_nextOrdered(const dkv_device_oracle *o, const dkv_scene *s, int32_t *range, dkv_area *t);
 bool dkv_finiteKeys(const dkv_device_oracle *o, const dkv_scene *s, const dkv_area *t);
 int dkv_oracleTick(dkv_device_oracle *o, const dkv_area *t);
 

@@ -464,7 +464,7 @@ static void declare(dkv_device_oracle *o) {
     t->p_normalised = a->p_normalised != 0;
     t->has_o = a->key_tile > 0 || a->p_normalised || !u->p_rounded;
     t->table =
-        u->p_rounded && !a->p_normalised && a->key_tile > 0 && (a->key_order || DKV_SUB_KEYS % a->key_tile);
+        u->p_rounded && !a->p_normalised && a->key_tile > 0 && DKV_SUB_KEYS % a->key_tile;
     if (t->table && o->slots == 0) t->table = t->has_o = false;
     t->late.slack = a->max_slack;
     t->late.first = a->sink_first && o->in.sink;

@@ -153,6 +153,7 @@ typedef struct row_parts { /* of one tile, [subs, m, d]; NULL: none */
     int32_t m, d, subs, sub_m;
     double fold, squares_by; /* factor on the step's squares */
     const double *done;      /* [m] */
+    bool down;               /* the last part first */
     bool anyhow;             /* terms in an order that is not declared */
 } row_parts;
 

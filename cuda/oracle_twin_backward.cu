@@ -436,6 +436,7 @@ static int addQueries(dkv_device_oracle *o, const dkv_scene *s, const dkv_area *
     k.sub_m = (int32_t)x->sub_m;
     k.fold = x->u.z.fold_dq;
     k.done = x->row_done;
+    k.down = o->a.key_order != 0;
     k.squares_by = scale * scale;
     walk_kernel<<<dkv_blocksFor(t->m, 32), 32, 0, o->stream>>>(*t, x->u.z.stuck, b);
     DKV_TRY_CUDA(cudaGetLastError());
@@ -530,7 +531,7 @@ int dkv_twinBackwardBlock(dkv_device_oracle *o, dkv_scene *s, const void *kernel
     DKV_TRY(startBackward(o, s, kernel_o, kernel_lse));
     float *dot = (float *)o->work[8], *sq = dot + o->max_m * o->ld;
     const bool shared = o->in.d_lse && !x->u.ds_rounded;
-    while (dkv_nextArea(o, s, &range, &t)) {
+    while (dkv_nextOrdered(o, s, &range, &t)) {
         const bool own = t.k_row >= s->seg->k_start;
         DKV_TRY(dkv_twinLoadTile(o, s, &t, &v));
         DKV_TRY(dkv_gemmNt(o, &t, p->dv, 1, o->d_o + at * p->dv, o->v + t.k_row * p->dv, o->work[1]));

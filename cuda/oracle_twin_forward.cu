@@ -7,6 +7,7 @@
 
 typedef struct forward_walk {
     int32_t tile, mode; /* key tile (256 where undeclared); 0 running maximum, 1 table, 2 normalised by the row's LSE */
+    int32_t down; /* keys come last first: key tiles, and 256 after another */
     int64_t max_m;
     const double *table;             /* [slots, max_m] */
     const float *equal_k, *equal_kv; /* of the tile's first key */
@@ -18,7 +19,7 @@ typedef struct forward_walk {
     dkv_late_rows late;
 } forward_walk;
 
-/* Largest score of each key tile, for the kernels whose tiles do not divide ours or come last first. */
+/* Largest score of each key tile, for the kernels whose tiles do not divide ours. */
 __global__ void maxima_kernel(dkv_area t, __grid_constant__ const dkv_twin_units u,
                               __grid_constant__ const dkv_twin_fit fit, score_view v, int tile, int64_t max_m,
                               double *table, dkv_late_rows late) {
@@ -145,9 +146,11 @@ __global__ void __launch_bounds__(128)
     const double lse = r.lse[i];
     double max = r.max[i];
     late_state now = {max, LATE ? f.late.vs[i] : 0, LATE ? f.late.doubt[i] > 0 : 0};
-    for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
+    const int subs = (t.n + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS;
+    for (int e = 0; e < subs; e++) {
+        const int sub = f.down ? subs - 1 - e : e, base = sub * DKV_SUB_KEYS;
         const int n = t.n - base < DKV_SUB_KEYS ? t.n - base : DKV_SUB_KEYS;
-        const int64_t first = (t.offset + base) / f.tile;
+        const int64_t first = (t.offset + base) / f.tile, slots = (t.offset + base + n - 1) / f.tile - first + 1;
         double s[PER_LANE], vs[PER_LANE], ref[PER_LANE], late_vs[LATE ? PER_LANE : 1], old = max, top = old, most = -INFINITY;
 #pragma unroll
         for (int k = 0; k < PER_LANE; k++) {
@@ -158,8 +161,10 @@ __global__ void __launch_bounds__(128)
             ref[k] = lse;
         }
         /* the reference of each key tile's P */
-        for (int64_t slot = first, a = 0; a < n && f.mode != 2; slot++) {
-            int64_t b = (slot + 1) * f.tile - t.offset - base;
+        for (int64_t met = 0; met < slots && f.mode != 2; met++) {
+            const int64_t slot = first + (f.down ? slots - 1 - met : met);
+            int64_t a = slot * f.tile - t.offset - base, b = a + f.tile;
+            a = a > 0 ? a : 0;
             b = b < n ? b : n;
             double here = -INFINITY;
             if (f.mode == 0) {
@@ -185,7 +190,6 @@ __global__ void __launch_bounds__(128)
                 if (j >= a && j < b) ref[k] = here;
                 if (LATE && j >= a && j < b) late_vs[k] = here_vs;
             }
-            a = b;
         }
         max = f.mode == 0 ? top : f.mode == 2 ? lse : max;
         const double largest = LATE ? *(volatile double *)&f.top.s[i] : 0;
@@ -269,7 +273,9 @@ __global__ void __launch_bounds__(32) forward_sums_kernel(dkv_area t, __grid_con
     const int i0 = blockIdx.x * 32, lane = threadIdx.x, i = i0 + lane;
     row_state st = {};
     if (i < t.m) st = row_state{0, r.sum[i], r.sum_var[i], r.lost[i], r.terms[i], r.score_var[i], r.ones[i]};
-    for (int base = 0, sub = 0; base < t.n; base += DKV_SUB_KEYS, sub++) {
+    const int subs = (t.n + DKV_SUB_KEYS - 1) / DKV_SUB_KEYS;
+    for (int e = 0; e < subs; e++) {
+        const int sub = f.down ? subs - 1 - e : e, base = sub * DKV_SUB_KEYS;
         const int n = t.n - base < DKV_SUB_KEYS ? t.n - base : DKV_SUB_KEYS;
         const int64_t at = sub * f.max_m + (i < t.m ? i : 0);
         int64_t cut = ((t.offset + base) / f.tile + 1) * f.tile - t.offset - base;
@@ -387,9 +393,9 @@ __global__ void __launch_bounds__(128) seen_means_kernel(dkv_area t, seen_means 
 }
 
 /* A block a CPU block of rows. */
-__global__ void last_mean_kernel(int subs, seen_means k) {
-    for (int b = subs - 1; b >= 0; b--) {
-        const int64_t at = (int64_t)blockIdx.x * subs + b;
+__global__ void last_mean_kernel(int subs, int down, seen_means k) {
+    for (int b = 0; b < subs; b++) {
+        const int64_t at = (int64_t)blockIdx.x * subs + (down ? b : subs - 1 - b);
         if (k.mean_kv[at] == 0) continue;
         for (int c = threadIdx.x; c < k.dv; c += blockDim.x) k.last[blockIdx.x * (int64_t)k.dv + c] = k.v_mean2[at * k.dv + c];
         return;
@@ -404,7 +410,7 @@ static int seenMeans(dkv_device_oracle *o, const dkv_area *t) {
                           x->k_mean2,           x->v_mean2,           x->mean_kv,             x->last_mean};
     const dim3 grid(dkv_blocksFor(t->n, DKV_SUB_KEYS), dkv_blocksFor(t->m, (int)x->sub_m));
     seen_means_kernel<<<grid, 128, 0, o->stream>>>(*t, k);
-    last_mean_kernel<<<grid.y, 128, 0, o->stream>>>((int)grid.x, k);
+    last_mean_kernel<<<grid.y, 128, 0, o->stream>>>((int)grid.x, o->a.key_order, k);
     DKV_TRY_CUDA(cudaGetLastError());
     return 0;
 }
@@ -455,6 +461,7 @@ static int forwardTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area 
                       x->p_normalised ? 2
                       : x->table      ? 1
                                       : 0,
+                      o->a.key_order,
                       o->max_m,
                       x->table_max,
                       x->equal_k + key,
@@ -497,6 +504,7 @@ static int forwardTile(dkv_device_oracle *o, const dkv_scene *s, const dkv_area 
     k.sub_m = (int32_t)x->sub_m;
     k.fold = x->u.z.fold;
     k.done = x->row_done;
+    k.down = o->a.key_order != 0;
     k.squares_by = 1;
     DKV_TRY(dkv_twinPartRows(o, t, d, 1, o->work[0], o->v + key * d, !dkv_finiteKeys(o, s, t), x->part[0]));
     DKV_TRY(dkv_twinPartRows(o, t, d, 1, o->work[1], x->v2 + key * d, false, x->part[1]));
@@ -723,7 +731,7 @@ int dkv_twinForwardBlock(dkv_device_oracle *o, dkv_scene *s, const float *) {
     if (x->late.on && x->late.first)
         start_sum_kernel<<<dkv_blocksFor(s->m, 128), 128, 0, o->stream>>>(s->m, o->g, sinks, x->u.z, o->r);
     DKV_TRY_CUDA(cudaGetLastError());
-    while (dkv_nextArea(o, s, &range, &t)) {
+    while (dkv_nextOrdered(o, s, &range, &t)) {
         DKV_TRY(forwardTile(o, s, &t));
         DKV_TRY(dkv_oracleTick(o, &t));
     }

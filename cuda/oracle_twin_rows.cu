@@ -58,24 +58,25 @@ __global__ void __launch_bounds__(128) add_rows_kernel(__grid_constant__ const d
         if (c0 + q * 32 < k.d) s[q] = row_element{x.acc[e], x.chain[e], ANYHOW ? 0 : x.loss[e], x.a1[e], x.a2[e]};
     }
     for (int b0 = 0; b0 < k.subs; b0 += 32) {
-        const int here = k.subs - b0 < 32 ? k.subs - b0 : 32;
-        const double terms = lane < here ? k.step.count[(b0 + lane) * k.max_m + i] : 0, before = sumBefore(terms, lane);
+        const int here = k.subs - b0 < 32 ? k.subs - b0 : 32, own = k.down ? k.subs - 1 - b0 - lane : b0 + lane;
+        const double terms = lane < here ? k.step.count[own * k.max_m + i] : 0, before = sumBefore(terms, lane);
         __syncwarp();
-        if (lane < here) part[lane] = partOf(z, k, i, b0 + lane, done + before);
+        if (lane < here) part[lane] = partOf(z, k, i, own, done + before);
         __syncwarp();
         done = __shfl_sync(~0u, done + before + terms, 31);
         for (int b = 0; b < here; b++) {
             const part_row &p = part[b];
+            const int sub = k.down ? k.subs - 1 - b0 - b : b0 + b;
 #pragma unroll
             for (int q = 0; q < COLUMNS; q++) {
                 const int c = c0 + q * 32;
-                const int64_t at = (b0 + b) * (int64_t)k.m * k.d + row + c;
+                const int64_t at = sub * (int64_t)k.m * k.d + row + c;
                 if (c >= k.d) continue;
                 const double a2 = k.a2 ? k.a2[at] : 0;
                 if (p.by != 1) fadeElement(z, s[q], p.by, p.fade, p.old);
                 const double old = s[q].acc, now = old + k.sum[at];
                 /* V^2 weighted as the row sees it: by P's variance, nearly P^2 */
-                const double mean2 = p.to_mean > 0 ? a2 * p.to_mean : k.mean2[(int64_t)(mean0 + b0 + b) * k.d + c];
+                const double mean2 = p.to_mean > 0 ? a2 * p.to_mean : k.mean2[(int64_t)(mean0 + sub) * k.d + c];
                 s[q].acc = now;
                 if (k.a1) s[q].a1 += k.a1[at];
                 s[q].a2 += a2;
