@@ -71,6 +71,7 @@ static void both_must_agree(void **state) {
     (void)state;
     assert_int_equal(judgeBy(DKV_ORACLE_BOTH, "exact", 60, "emu", SMALL), DKV_ST_PASSED);
     assert_int_equal(judgeBy(DKV_ORACLE_BOTH, "exact", 60, "emu-replicated", SMALL), DKV_ST_PASSED);
+    assert_int_equal(judgeBy(DKV_ORACLE_BOTH, "exact", 60, "emu", "shape=65+64,63 dtype=fp16 fill=needle"), DKV_ST_PASSED);
     assert_int_equal(result->oracle.by, DKV_ORACLE_BOTH);
     assert_int_equal(judgeBy(DKV_ORACLE_BOTH, "off", 60, "emu", SMALL), DKV_ST_HARNESS_ERROR);
     assert_non_null(strstr(result->why, "oracles disagree: truth of O"));
