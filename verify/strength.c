@@ -108,6 +108,7 @@ static double excess(double got, double truth, double bound) {
 
 static void noteSlip(const dkv_case *c, dkv_strength *s, int slip, dkv_tensor_id id, int32_t segment, int64_t at, double got,
                      int64_t keys) {
+    if (c->kernel.d.absent >> id & 1) return; /* what is not judged shows nothing */
     const dkv_problem *p = c->p;
     const dkv_node *n = segment >= 0 ? &p->nodes[segment] : NULL;
     double truth = dkv_outputAt(&c->oracle.truth, id)[at], bound = dkv_outputAt(&c->oracle.bound, id)[at];
