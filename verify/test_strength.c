@@ -9,7 +9,7 @@
 #include "test_line.h"
 #include "test_program.h"
 
-static dkv_strength rows;  /* closed forms, where `closed` asks for them */
+static dkv_strength rows; /* what an observer measured again */
 
 static void loseAgain(dkv_case *c, void *arg) {
     dkv_strength whole = c->result->strength;
@@ -56,6 +56,32 @@ static void strong_and_weak_cases_are_told_apart(void **state) {
     assert_true(s->ratio[DKV_SLIP_SCALE][DKV_O][0][0] < 0 && s->longest == 0);
     s = measure("shape=9+3 dim=4 mask=full grad=off", false);
     assert_true(s->ratio[DKV_SLIP_AHEAD][DKV_O][1][0] < 0 && s->ratio[DKV_SLIP_ZEROS][DKV_DQ][1][0] < 0);
+}
+
+static void measureWithoutLse(dkv_case *c, void *arg) {
+    dkv_strength whole = c->result->strength;
+    const int32_t absent = c->kernel.d.absent;
+    dkv_err err = {DKV_OK, ""};
+    (void)arg;
+    c->kernel.d.absent = 1 << DKV_LSE;
+    c->result->strength = (dkv_strength){0};
+    assert_int_equal(dkv_measureStrength(c, &err), 0);
+    rows = c->result->strength;
+    c->kernel.d.absent = absent;
+    c->result->strength = whole;
+}
+
+/* Of a kernel that gives no LSE, what LSE alone would show is not seen: with V constant a lost key, and a small scale error. */
+static void what_is_not_given_shows_nothing(void **state) {
+    (void)state;
+    const int k = dkv_lengthClass(29);
+    judgeLine("emu", "shape=20+9 dim=16 fill=constv", 60,
+              (dkv_case_options){.strength = true, .observe = measureWithoutLse});
+    const dkv_strength *s = &result->strength;
+    assert_true(s->ratio[DKV_SLIP_FIRST][DKV_LSE][1][k] > 1 && s->longest == 29 && rows.measured && rows.longest == 1); /* a row's only key */
+    for (int slip = 0; slip < DKV_N_SLIPS; slip++)
+        for (int region = 0; region < 2; region++) assert_true(rows.ratio[slip][DKV_LSE][region][k] < 0);
+    assert_true(rows.ratio[DKV_SLIP_ZEROS][DKV_O][1][k] > 1 && dkv_leastScale(&rows) > 2 * dkv_leastScale(s));
 }
 
 /* Every row, few enough to be sampled whole: the closed forms give what the reference gives. */
@@ -142,7 +168,7 @@ int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], DKV_WORKER_ARG) == 0) return dkv_serveWorker(argv[2]);
     if (makeDir()) return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(strong_and_weak_cases_are_told_apart),
+        cmocka_unit_test(strong_and_weak_cases_are_told_apart), cmocka_unit_test(what_is_not_given_shows_nothing),
         cmocka_unit_test(closed_forms_agree_with_the_reference),
         cmocka_unit_test(large_cases_are_sampled),
         cmocka_unit_test(words_name_the_smallest_fault),
