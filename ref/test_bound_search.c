@@ -369,6 +369,7 @@ static void pick_arithmetic(bound_case *c) {
     a->ds_format = low[pick(5)];
     a->out_format = pick(4) ? (int32_t)c->p.dtype : DUALKV_EXACT;
     a->partial_format = pick(3) ? DUALKV_EXACT : low[pick(5)];
+    if (!(dkv_unitRoundoff(a->partial_format) > a->unit)) a->partial_format = DUALKV_EXACT; /* as dkv_partialsOf has it */
     a->p_normalised = pick(3) == 0;
     a->delta_exact = pick(2);
     a->key_tile = pick(5) * (1 + pick(2));
