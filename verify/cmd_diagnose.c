@@ -39,12 +39,11 @@ static int prepare(const dkv_cli *cli, dkv_problem *p, dkv_err *err) {
     return rc;
 }
 
-/* What kernels that declare no arithmetic are held to; replay lines name it. */
+/* What kernels that declare no arithmetic are held to, chosen where none is named; replay lines name it. */
 static int holdTo(const dkv_cli *cli, const dkv_problem *p, dkv_diagnose_options *o, dkv_err *err) {
     static dkv_fits fits;
     static dkv_choice choice;
-    const char *name = cli->arithmetic;
-    if (!name) return 0;
+    const char *name = cli->arithmetic ? cli->arithmetic : "auto";
     if (strcmp(name, "auto")) snprintf(choice.words, sizeof choice.words, "held to %.80s, as asked", name);
     else if (dkv_chooseArithmetic(p, &cli->kernels[0], o, &choice, err)) return (int)err->code;
     else name = choice.name;

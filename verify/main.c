@@ -33,7 +33,8 @@ static const dkv_command commands[] = {
     {"diagnose", DKV_CMD_DIAGNOSE, true, "LINE --kernel K", "where a kernel goes wrong, and what explains it",
      "The first tensor that is wrong, the stage, region, rows, heads and dims; then hypotheses, each with the share of the\n"
      "error that it explains. Backward is judged given the kernel's own O and LSE: a forward fault is named once. The kernel\n"
-     "runs again on the same inputs (a race shows), and on others that show the weights it gives to keys. Exit: as check's.\n",
+     "runs again on the same inputs (a race shows), and on others that show the weights it gives to keys. One that declares no\n"
+     "arithmetic is held to what explains most of its tensors (--arithmetic: to another). Exit: as check's.\n",
      dkv_cmdDiagnose},
     {"report", DKV_CMD_REPORT, true, "[--out DIR] [--html FILE] [--markdown FILE] [--plots DIR] RECORDS...", "a page or tables from records",
      "RECORDS are files that --json wrote (check, gate, fuzz, bench, power). Lines that are no records are skipped and named.\n"
