@@ -10,15 +10,6 @@
 #include "twin_formula.h"
 #include "twin_trial.inc"
 
-static uint64_t next(uint64_t *x) {
-    uint64_t z = (*x += 0x9E3779B97F4A7C15ull);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
-
-static double uniform(uint64_t *x) { return (double)(next(x) >> 11) * 0x1p-53; }
-
 static void put(void *to, dualkv_dtype type, int64_t at, double x) {
     dkv_encodeArray(&x, type, 1, (char *)to + at * (int64_t)dkv_dtypeSize(type));
 }

@@ -10,17 +10,6 @@
 #include "twin_ride.h"
 #include "twin_trial.inc"
 
-static uint64_t next(uint64_t *x) {
-    uint64_t z = (*x += 0x9E3779B97F4A7C15ull);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
-static double uniform(uint64_t *x) { return (double)(next(x) >> 11) * 0x1p-53; }
-static double normal(uint64_t *x) {
-    return sqrt(-2 * log(uniform(x) + 0x1p-60)) * cos(6.283185307179586 * uniform(x));
-}
-
 static void fillNormals(void *t, dualkv_dtype type, int64_t n, uint64_t *x) {
     for (int64_t i = 0; t && i < n; i++) {
         double v = normal(x);

@@ -11,17 +11,6 @@
 
 #define LEVEL 1e-9
 
-static uint64_t next(uint64_t *x) {
-    uint64_t z = (*x += 0x9E3779B97F4A7C15ull);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
-static double uniform(uint64_t *x) { return (double)(next(x) >> 11) * 0x1p-53; }
-static double normal(uint64_t *x) {
-    return sqrt(-2 * log(uniform(x) + 0x1p-60)) * cos(6.283185307179586 * uniform(x));
-}
-
 /* An oracle made up: truth and twin normal, sigma about 2^-20, bound 20 sigma; got = twin + sigma e. */
 static void makeUp(trial *t, double size) {
     dkv_err err = {0};
